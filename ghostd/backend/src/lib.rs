@@ -1,1 +1,83 @@
-//! Placeholder.
+//! The ways to enforce, behind one trait: [`sim`], a GPU made of arithmetic, and [`stock`], an
+//! unmodified NVIDIA driver. A backend sees and does; it never decides.
+//!
+//! The trait is synchronous because what lies below it is: ioctls that take some 0.2 ms, and
+//! deadlines of a millisecond that an executor's timer would blur. ghostd gives a backend a thread.
+
+use ghost_model::report::Process;
+use ghost_model::{Action, Capabilities, GpuId, GpuInfo, Members, Name, Sample};
+
+/// A way to enforce.
+pub trait Backend: Send {
+    /// What can be held here, and by whom.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The GPUs of this host, those that are refused included.
+    fn gpus(&mut self) -> Vec<GpuInfo>;
+
+    /// Who belongs where, from now on. Processes move at once; what they used stays counted
+    /// where it was used.
+    fn set_members(&mut self, members: &Members);
+
+    /// What is so now. Also renews the leases of everything that is paused: a daemon that no
+    /// longer samples is taken for dead.
+    fn sample(&mut self) -> Sample;
+
+    /// Does what a plan asks, in order, batched where that is faster. Actions on groups or
+    /// containers that are gone meanwhile are done already. One that fails does not keep the
+    /// others from being tried.
+    fn apply(&mut self, actions: &[Action]) -> Vec<Failure>;
+
+    /// Processes that use a GPU, and members that do not.
+    fn processes(&mut self) -> Vec<Process>;
+
+    /// What happened since the last call.
+    fn events(&mut self) -> Vec<Event>;
+}
+
+/// An action that could not be done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{action:?}: {cause}")]
+pub struct Failure {
+    /// Which.
+    pub action: Action,
+    /// Why not, with what to do about it.
+    pub cause: String,
+}
+
+/// Something that a backend noticed by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A process made its first channel group on a GPU.
+    Appeared {
+        /// The process.
+        pid: u32,
+        /// Its container.
+        container: Name,
+        /// The GPU.
+        gpu: GpuId,
+    },
+    /// A process that had channel groups ended.
+    Exited {
+        /// The process.
+        pid: u32,
+        /// Its container.
+        container: Name,
+    },
+    /// A tenant changed a timeslice, and it was set back.
+    Reasserted {
+        /// The process.
+        pid: u32,
+        /// Its container.
+        container: Name,
+        /// The GPU.
+        gpu: GpuId,
+    },
+    /// A process or GPU that cannot be held, and why: an MPS client, a MIG device, …
+    Refused {
+        /// The process, if it is one.
+        pid: Option<u32>,
+        /// Why.
+        reason: String,
+    },
+}

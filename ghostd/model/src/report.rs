@@ -1,0 +1,192 @@
+//! What REST and `--json` say of containers, processes, nodes and events. `spec` is what was
+//! asked, `status` what is so.
+
+use crate::backend::{Capabilities, Enforcer};
+use crate::gpu::{GpuId, GpuInfo};
+use crate::key::Key;
+use crate::name::Name;
+use crate::spec::Spec;
+use crate::units::{Bytes, Micros};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What a container does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub enum State {
+    /// No process is in it.
+    Empty,
+    /// It has processes, none of which used a GPU lately.
+    Idle,
+    /// It uses a GPU.
+    Running,
+    /// It is held back by `gpu.max` or `gpu.idle` at this moment.
+    Throttled,
+    /// `ghost.freeze`, its own or one above.
+    Frozen,
+}
+
+/// `gpu.stat` on one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Stat {
+    /// GPU time used, microseconds.
+    pub usage_usec: Micros,
+    /// Part of the GPU's time used in the last second or so, 0 to 1; `None` where it was not
+    /// measured.
+    pub usage_ratio: Option<f64>,
+    /// Periods of `gpu.max` that began with work to do.
+    pub nr_periods: u64,
+    /// Periods in which the budget ran out.
+    pub nr_throttled: u64,
+    /// Time spent paused for want of budget.
+    pub throttled_usec: Micros,
+}
+
+/// One file or override that a value came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Source {
+    /// The key.
+    pub key: Key,
+    /// The GPU, for a value of one GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuId>,
+    /// The value as a file would have it.
+    pub value: String,
+    /// A file's path, `override` or `runtime`.
+    pub origin: String,
+}
+
+/// A container: its name, what was asked and what is so.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Container {
+    /// Its name.
+    pub name: Name,
+    /// Unique for ever, also when the name is used again.
+    pub uid: String,
+    /// Counts changes of the spec.
+    pub generation: u64,
+    /// For its users' own order.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// What was asked.
+    pub spec: Spec,
+    /// What is so.
+    pub status: Status,
+}
+
+/// What is so.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Status {
+    /// The generation that is in force.
+    pub observed_generation: u64,
+    /// What it does.
+    pub state: State,
+    /// Every setting as it holds, defaults included.
+    pub effective: Spec,
+    /// GPUs granted.
+    #[serde(rename = "gpu.devices.effective")]
+    pub devices_effective: Vec<GpuId>,
+    /// Who holds each setting.
+    pub enforced_by: BTreeMap<Key, Enforcer>,
+    /// Memory in use by its processes and those below it, by GPU; GPUs that could not be read
+    /// are absent.
+    #[serde(rename = "gpu.memory.current")]
+    pub memory_current: BTreeMap<GpuId, Bytes>,
+    /// The most that was.
+    #[serde(rename = "gpu.memory.peak")]
+    pub memory_peak: BTreeMap<GpuId, Bytes>,
+    /// By GPU, those below it included.
+    #[serde(rename = "gpu.stat")]
+    pub stat: BTreeMap<GpuId, Stat>,
+    /// Its own members, not those of the containers below it.
+    #[serde(rename = "ghost.procs")]
+    pub procs: Vec<Process>,
+    /// `populated` and `frozen`, for itself and those below it.
+    #[serde(rename = "ghost.events")]
+    pub events: EventFlags,
+    /// Timeslices that a tenant changed and Ghost set back.
+    pub slices_reasserted: u64,
+    /// What the user should know: a limit below present use, a member that cannot be held, …
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// `ghost.events`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct EventFlags {
+    /// 1 if a process is in it or below.
+    pub populated: u8,
+    /// 1 if it is frozen and every channel group of it is stopped.
+    pub frozen: u8,
+}
+
+/// A process with GPU work, or a member without.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Process {
+    /// Its id in ghostd's pid namespace.
+    pub pid: u32,
+    /// Its name, made fit for a terminal.
+    pub command: String,
+    /// The container that it belongs to; `system` for strangers.
+    pub container: Name,
+    /// Channel groups (CUDA contexts), by GPU.
+    pub groups: BTreeMap<GpuId, u32>,
+    /// Memory in use, by GPU; absent where it could not be read.
+    pub memory: BTreeMap<GpuId, Bytes>,
+    /// Why it is not held, if it is not: an MPS client, a MIG device, …
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+}
+
+/// This host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Node {
+    /// Ghost's version.
+    pub version: String,
+    /// What is held here, and by whom.
+    #[serde(flatten)]
+    pub capabilities: Capabilities,
+    /// The GPUs.
+    pub gpus: Vec<GpuInfo>,
+    /// GPU processes that belong to no container.
+    pub strangers: Vec<Process>,
+    /// Problems that last: a file that could not be read, a guardian that is not there, …
+    pub notes: Vec<String>,
+}
+
+/// A page of a list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Page<T> {
+    /// The items.
+    pub items: Vec<T>,
+    /// Give this back as `page_token` for the next page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_page_token: Option<String>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Event {
+    /// Counts up; a gap means that events were dropped.
+    pub id: u64,
+    /// RFC 3339.
+    pub at: String,
+    /// What: `created`, `changed`, `deleted`, `attached`, `exited`, `frozen`, `thawed`,
+    /// `reasserted`, `refused`, `reloaded`, `lapsed`.
+    pub what: String,
+    /// The container, if it concerns one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<Name>,
+    /// One line for people.
+    pub detail: String,
+}
