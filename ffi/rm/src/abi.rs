@@ -27,6 +27,22 @@ pub struct Channel {
     pub object: Object,
 }
 
+/// A GPU by the two numbers that a client of its own needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Gpu {
+    /// The driver's device instance, counted in the order of start.
+    pub instance: u32,
+    /// N of the node `nvidiaN`, counted in the order of discovery. Often the
+    /// same number, not always.
+    pub minor: u32,
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "gpu {} (nvidia{})", self.instance, self.minor)
+    }
+}
+
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#010x}", self.0)
@@ -69,6 +85,8 @@ pub const CLASS_CLIENT: u32 = 0x41;
 pub const CLASS_DEVICE: u32 = 0x80;
 /// Class of a part of a device; every GPU today has exactly one, number 0.
 pub const CLASS_SUBDEVICE: u32 = 0x2080;
+/// Class of a subdevice's diagnostics, allocated below the subdevice.
+pub const CLASS_SUBDEVICE_DIAG: u32 = 0x208F;
 /// Class of a channel group (TSG): what the hardware gives timeslices to.
 pub const CLASS_CHANNEL_GROUP: u32 = 0xA06C;
 
@@ -174,6 +192,11 @@ command!(
 command!(
     /// Disables or enables channels of any client; privileged; nests.
     DISABLE_CHANNELS: DisableChannels = 0x2080_110B, "disable or enable channels"
+);
+command!(
+    /// Reads whether a channel of any client is enabled; asked of a
+    /// [`CLASS_SUBDEVICE_DIAG`].
+    CHANNEL_STATE: ChannelState = 0x208F_0403, "get channel state"
 );
 
 /// Argument of [`ESC_RM_CONTROL`].
@@ -346,6 +369,32 @@ impl DisableChannels {
     }
 }
 
+/// Parameters of [`CHANNEL_STATE`]; the flags are answers, 0 or 1.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChannelState {
+    /// The channel asked about.
+    pub channel: u32,
+    /// Its client.
+    pub client: u32,
+    /// Bound to channel memory.
+    pub bound: u8,
+    /// Able to run: no disable is outstanding.
+    pub enabled: u8,
+    /// On a runlist.
+    pub scheduled: u8,
+    /// Mapped by the CPU.
+    pub cpu_map: u8,
+    /// Under contention.
+    pub contention: u8,
+    /// A runlist was chosen.
+    pub runlist_set: u8,
+    /// An error is to be dealt with at its end.
+    pub defer_rc: u8,
+    /// Unused.
+    pub pad: u8,
+}
+
 /// Allocation parameters of [`CLASS_DEVICE`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -387,6 +436,7 @@ plain!(
     Preempt,
     TsgInfo,
     DisableChannels,
+    ChannelState,
     DeviceParams,
     SubdeviceParams,
 );
@@ -416,6 +466,8 @@ const _: () = {
     assert!(offset_of!(DisableChannels, event) == 16);
     assert!(offset_of!(DisableChannels, clients) == 24);
     assert!(offset_of!(DisableChannels, channels) == 280);
+    assert!(size_of::<ChannelState>() == 16);
+    assert!(offset_of!(ChannelState, enabled) == 9);
     assert!(size_of::<DeviceParams>() == 56);
     assert!(offset_of!(DeviceParams, va_space_size) == 24);
     assert!(offset_of!(DeviceParams, va_mode) == 48);

@@ -55,7 +55,7 @@ const fn same(major: u32, evidence: Evidence) -> Branch {
 
 /// The branches that Ghost speaks to. In all of them the argument structs, the
 /// channel group controls 0x103–0x107, the device and subdevice parameters and
-/// the disable parameters are the same; older ones (525 and before) have a
+/// the disable and channel state parameters are the same; older ones (525 and before) have a
 /// 40-byte alloc without a parameter size.
 pub const BRANCHES: &[Branch] = &[
     same(535, Evidence::Headers),

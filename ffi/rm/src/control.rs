@@ -164,8 +164,12 @@ impl<'fd> Control<'fd> {
     }
 
     /// Disables (or enables) `channels` of any clients through `subdevice` of
-    /// one's own `client`, 64 to a call. Disables nest: each needs one enable,
-    /// and a channel that is not disabled must not be enabled.
+    /// one's own `client`, 64 to a call.
+    ///
+    /// Disables nest: two need two enables. An enable of a channel that is
+    /// enabled does nothing (driver 580, H200). A call goes through its list in
+    /// order and stops at the first channel that is not there
+    /// ([`Status::INVALID_CHANNEL`]); those before it are switched.
     ///
     /// # Errors
     ///

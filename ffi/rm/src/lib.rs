@@ -20,8 +20,8 @@ mod control;
 mod session;
 pub mod status;
 
-pub use abi::{Channel, Client, Object};
-pub use branch::{Branch, BranchError, DriverVersion};
+pub use abi::{Channel, Client, Gpu, Object};
+pub use branch::{AllocForm, Branch, BranchError, DriverVersion};
 pub use control::{Control, PartlyDone, RmError};
 pub use session::{Session, SessionError};
 pub use status::Status;

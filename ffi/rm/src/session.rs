@@ -8,8 +8,8 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use crate::abi::{
-    CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, Channel, Client, DeviceParams, Object,
-    SubdeviceParams,
+    self, CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, CLASS_SUBDEVICE_DIAG, Channel, ChannelState,
+    Client, DeviceParams, Gpu, Object, SubdeviceParams,
 };
 use crate::branch::AllocForm;
 use crate::control::{Control, PartlyDone, RmError};
@@ -18,6 +18,8 @@ use crate::control::{Control, PartlyDone, RmError};
 /// they share no space with other clients'.
 const FIRST_HANDLE: u32 = 0x5C00_0002;
 
+const DIAG_HANDLE: u32 = FIRST_HANDLE + 2 * MAX_DEVICES;
+
 /// GPUs that one driver can hold.
 const MAX_DEVICES: u32 = 32;
 
@@ -25,7 +27,7 @@ const MAX_DEVICES: u32 = 32;
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The control node cannot be opened.
-    #[error("{path}: cannot open the nvidia control node; is the driver loaded?")]
+    #[error("{path}: cannot open the nvidia node; is the driver loaded?")]
     Open {
         /// The node.
         path: PathBuf,
@@ -37,32 +39,53 @@ pub enum SessionError {
     #[error("cannot allocate a client")]
     Client(#[source] RmError),
     /// The driver did not give the device or its subdevice.
-    #[error("cannot allocate gpu instance {instance}; is a gpu of that number started?")]
+    #[error("cannot allocate {gpu}; is it started, and its node there?")]
     Device {
-        /// The instance asked for.
-        instance: u32,
+        /// The GPU asked for.
+        gpu: Gpu,
         /// The refusal.
         #[source]
         source: RmError,
     },
     /// There can be no such instance.
-    #[error("gpu instance {instance} is past the driver's last, {last}")]
+    #[error("{gpu}: the driver's last instance is {last}")]
     NoSuchDevice {
-        /// The instance asked for.
-        instance: u32,
-        /// The last possible.
+        /// The GPU asked for.
+        gpu: Gpu,
+        /// The last possible instance.
         last: u32,
+    },
+    /// The state of a channel could not be read.
+    #[error("cannot read the state of channel {channel}")]
+    Ask {
+        /// The channel asked about.
+        channel: Channel,
+        /// The refusal.
+        #[source]
+        source: RmError,
     },
 }
 
 /// A client on an open control node, with a subdevice for each GPU asked for.
-/// Dropping it frees the client; what it disabled stays disabled.
+///
+/// The driver gives a device only to a process that has the GPU's own node
+/// open, so the session keeps that open too: it holds the GPU started.
+/// Dropping a session frees its client; what it disabled stays disabled.
 #[derive(Debug)]
 pub struct Session {
+    dev_root: PathBuf,
     ctl: File,
     form: AllocForm,
     client: Client,
-    subdevices: BTreeMap<u32, Object>,
+    gpus: BTreeMap<Gpu, Opened>,
+}
+
+#[derive(Debug)]
+struct Opened {
+    // Never read: open for the driver to see.
+    _node: Option<File>,
+    subdevice: Object,
+    diag: Option<Object>,
 }
 
 impl Session {
@@ -73,20 +96,16 @@ impl Session {
     ///
     /// [`SessionError::Open`], [`SessionError::Client`].
     pub fn open(dev_root: &Path, form: AllocForm) -> Result<Self, SessionError> {
-        let path = dev_root.join("nvidiactl");
-        let ctl = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .map_err(|source| SessionError::Open { path, source })?;
+        let ctl = open_node(dev_root.join("nvidiactl"))?;
         let root = Control::new(ctl.as_fd())
             .alloc::<DeviceParams>(form, Client(0), Object(0), Object(0), CLASS_CLIENT, None)
             .map_err(SessionError::Client)?;
         Ok(Self {
+            dev_root: dev_root.to_owned(),
             ctl,
             form,
             client: Client(root.0),
-            subdevices: BTreeMap::new(),
+            gpus: BTreeMap::new(),
         })
     }
 
@@ -102,30 +121,19 @@ impl Session {
         Control::new(self.ctl.as_fd())
     }
 
-    /// The subdevice of GPU `instance` (the driver's device instance number),
-    /// allocated at the first call.
+    /// The subdevice of `gpu`, allocated at the first call.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Device`], [`SessionError::NoSuchDevice`].
-    pub fn subdevice(&mut self, instance: u32) -> Result<Object, SessionError> {
-        if instance >= MAX_DEVICES {
-            let last = MAX_DEVICES - 1;
-            return Err(SessionError::NoSuchDevice { instance, last });
-        }
-        if let Some(&subdevice) = self.subdevices.get(&instance) {
-            return Ok(subdevice);
-        }
-        let subdevice = self
-            .alloc_subdevice(instance)
-            .map_err(|source| SessionError::Device { instance, source })?;
-        self.subdevices.insert(instance, subdevice);
-        Ok(subdevice)
+    /// [`SessionError::Open`] for the GPU's node, [`SessionError::Device`],
+    /// [`SessionError::NoSuchDevice`].
+    pub fn subdevice(&mut self, gpu: Gpu) -> Result<Object, SessionError> {
+        Ok(self.gpu(gpu)?.subdevice)
     }
 
-    /// Disables (or enables) `channels` on GPU `instance`; see
-    /// [`Control::disable_channels`]. `subdevice` is what
-    /// [`Session::subdevice`] gave for it.
+    /// Disables (or enables) `channels` through `subdevice`, which
+    /// [`Session::subdevice`] gave for their GPU; see
+    /// [`Control::disable_channels`].
     ///
     /// # Errors
     ///
@@ -138,6 +146,82 @@ impl Session {
     ) -> Result<(), PartlyDone> {
         self.control()
             .disable_channels(self.client, subdevice, channels, disable)
+    }
+
+    /// Whether `channel`, of any client, is enabled: no disable of it is
+    /// outstanding, whoever asked for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::subdevice`]; [`SessionError::Ask`] with a status that
+    /// [`crate::Status::is_gone`] if there is no such channel, and
+    /// [`crate::Status::INVALID_CLASS`] or [`crate::Status::NOT_SUPPORTED`] if
+    /// this driver cannot tell.
+    pub fn channel_enabled(&mut self, gpu: Gpu, channel: Channel) -> Result<bool, SessionError> {
+        let (form, client) = (self.form, self.client);
+        let opened = self.gpu(gpu)?;
+        let (subdevice, known) = (opened.subdevice, opened.diag);
+        let ask = |source| SessionError::Ask { channel, source };
+        let diag = match known {
+            Some(diag) => diag,
+            None => {
+                let handle = Object(DIAG_HANDLE + gpu.instance);
+                let diag = self
+                    .control()
+                    .alloc::<DeviceParams>(
+                        form,
+                        client,
+                        subdevice,
+                        handle,
+                        CLASS_SUBDEVICE_DIAG,
+                        None,
+                    )
+                    .map_err(ask)?;
+                self.gpu(gpu)?.diag = Some(diag);
+                diag
+            }
+        };
+        let mut params = ChannelState {
+            channel: channel.object.0,
+            client: channel.client.0,
+            ..ChannelState::default()
+        };
+        self.control()
+            .control(client, diag, abi::CHANNEL_STATE, &mut params)
+            .map_err(ask)?;
+        Ok(params.enabled != 0)
+    }
+
+    fn gpu(&mut self, gpu: Gpu) -> Result<&mut Opened, SessionError> {
+        if gpu.instance >= MAX_DEVICES {
+            let last = MAX_DEVICES - 1;
+            return Err(SessionError::NoSuchDevice { gpu, last });
+        }
+        let opened = match self.gpus.remove(&gpu) {
+            Some(opened) => opened,
+            None => self.open_gpu(gpu)?,
+        };
+        Ok(self.gpus.entry(gpu).or_insert(opened))
+    }
+
+    fn open_gpu(&self, gpu: Gpu) -> Result<Opened, SessionError> {
+        // Where there is no node, the driver is the one to refuse: a stand-in
+        // may do without.
+        let node = match open_node(self.dev_root.join(format!("nvidia{}", gpu.minor))) {
+            Ok(node) => Some(node),
+            Err(SessionError::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        let subdevice = self
+            .alloc_subdevice(gpu.instance)
+            .map_err(|source| SessionError::Device { gpu, source })?;
+        Ok(Opened {
+            _node: node,
+            subdevice,
+            diag: None,
+        })
     }
 
     fn alloc_subdevice(&self, instance: u32) -> Result<Object, RmError> {
@@ -173,6 +257,14 @@ impl Session {
     }
 }
 
+fn open_node(path: PathBuf) -> Result<File, SessionError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .map_err(|source| SessionError::Open { path, source })
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
         // The last close would free the client as well; nobody can act on a
@@ -185,6 +277,31 @@ impl Drop for Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_instance_past_the_last_is_refused_before_any_call() {
+        // A file stands for the node: a call on it would be another error.
+        let mut session = Session {
+            dev_root: PathBuf::from("/nonexistent"),
+            ctl: File::open("/dev/null").unwrap(),
+            form: AllocForm::WithRights,
+            client: Client(1),
+            gpus: BTreeMap::new(),
+        };
+        let gpu = |instance| Gpu { instance, minor: 0 };
+        assert!(matches!(
+            session.subdevice(gpu(MAX_DEVICES)),
+            Err(SessionError::NoSuchDevice { .. })
+        ));
+        assert!(matches!(
+            session.subdevice(gpu(u32::MAX)),
+            Err(SessionError::NoSuchDevice { .. })
+        ));
+        assert!(matches!(
+            session.subdevice(gpu(0)),
+            Err(SessionError::Device { .. })
+        ));
+    }
 
     #[test]
     fn no_driver_is_named_with_its_path() {
