@@ -69,6 +69,9 @@ pub struct Container {
     pub uid: String,
     /// Counts changes of the spec.
     pub generation: u64,
+    /// The user who may attach own processes to it and lower its limits.
+    #[serde(default)]
+    pub owner: u32,
     /// For its users' own order.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
