@@ -4,6 +4,7 @@
 //! The trait is synchronous because what lies below it is: ioctls that take some 0.2 ms, and
 //! deadlines of a millisecond that an executor's timer would blur. ghostd gives a backend a thread.
 
+mod procs;
 pub mod sim;
 
 use ghost_model::report::Process;
