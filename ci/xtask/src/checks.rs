@@ -36,19 +36,39 @@ pub struct Check {
 
 impl Check {
     /// A row that can fail; a value that is no number fails.
-    pub fn new(name: impl Into<String>, wanted: f64, got: f64, unit: &'static str, limit: Limit) -> Self {
+    pub fn new(
+        name: impl Into<String>,
+        wanted: f64,
+        got: f64,
+        unit: &'static str,
+        limit: Limit,
+    ) -> Self {
         let (limit, ok) = match limit {
             Limit::Within(by) => (format!("± {by}"), (got - wanted).abs() <= by),
             Limit::AtMost => ("at most".into(), got <= wanted),
             Limit::AtLeast => ("at least".into(), got >= wanted),
             Limit::Told => ("-".into(), true),
         };
-        Check { name: name.into(), wanted: Some(wanted), got, unit, limit, ok }
+        Check {
+            name: name.into(),
+            wanted: Some(wanted),
+            got,
+            unit,
+            limit,
+            ok,
+        }
     }
 
     /// A row for comparison.
     pub fn told(name: impl Into<String>, got: f64, unit: &'static str) -> Self {
-        Check { name: name.into(), wanted: None, got, unit, limit: "-".into(), ok: true }
+        Check {
+            name: name.into(),
+            wanted: None,
+            got,
+            unit,
+            limit: "-".into(),
+            ok: true,
+        }
     }
 }
 
@@ -68,9 +88,18 @@ pub struct Report {
 impl Report {
     /// A report with no rows yet. Rows are also said on standard error as they come.
     pub fn new(backend: &str, machine: String) -> Self {
-        let now = std::process::Command::new("date").args(["-u", "+%Y-%m-%d %H:%M"]).output();
-        let date = now.map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned()).unwrap_or_default();
-        Report { backend: backend.into(), machine, date, checks: Vec::new() }
+        let now = std::process::Command::new("date")
+            .args(["-u", "+%Y-%m-%d %H:%M"])
+            .output();
+        let date = now
+            .map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
+            .unwrap_or_default();
+        Report {
+            backend: backend.into(),
+            machine,
+            date,
+            checks: Vec::new(),
+        }
     }
 
     /// Adds a row.
@@ -96,23 +125,39 @@ impl Report {
     pub fn finish(self, json: bool) -> ExitCode {
         let bad = self.checks.iter().filter(|c| !c.ok).count();
         if json {
-            println!("{}", serde_json::to_string_pretty(&self).unwrap_or_else(|e| e.to_string()));
+            println!(
+                "{}",
+                serde_json::to_string_pretty(&self).unwrap_or_else(|e| e.to_string())
+            );
         } else {
-            println!("backend {} on {}, {}", self.backend, self.machine, self.date);
-            println!("{:<62} {:>10} {:>10} {:<8} {:<9} ok", "check", "wanted", "got", "unit", "limit");
+            println!(
+                "backend {} on {}, {}",
+                self.backend, self.machine, self.date
+            );
+            println!(
+                "{:<62} {:>10} {:>10} {:<8} {:<9} ok",
+                "check", "wanted", "got", "unit", "limit"
+            );
             for check in &self.checks {
                 println!("{}", line(check));
             }
             println!("{} checks, {bad} failed", self.checks.len());
         }
-        if bad == 0 && !self.checks.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        if bad == 0 && !self.checks.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
     }
 }
 
 fn line(c: &Check) -> String {
     let wanted = c.wanted.map_or("-".into(), |w| format!("{w:.3}"));
     let ok = if c.ok { "ok" } else { "FAILED" };
-    format!("{:<62} {wanted:>10} {:>10.3} {:<8} {:<9} {ok}", c.name, c.got, c.unit, c.limit)
+    format!(
+        "{:<62} {wanted:>10} {:>10.3} {:<8} {:<9} {ok}",
+        c.name, c.got, c.unit, c.limit
+    )
 }
 
 #[cfg(test)]
@@ -125,11 +170,17 @@ mod tests {
         assert!(ok(70.0, 70.5, Limit::Within(0.5)) && !ok(70.0, 69.4, Limit::Within(0.5)));
         assert!(ok(2.0, 1.9, Limit::AtMost) && !ok(2.0, 2.1, Limit::AtMost));
         assert!(ok(0.97, 0.98, Limit::AtLeast) && !ok(0.97, 0.96, Limit::AtLeast));
-        assert!(!ok(1.0, f64::NAN, Limit::AtMost), "nothing measured is nothing shown");
+        assert!(
+            !ok(1.0, f64::NAN, Limit::AtMost),
+            "nothing measured is nothing shown"
+        );
     }
 
     #[test]
     fn a_run_without_rows_fails() {
-        assert_eq!(Report::new("sim", String::new()).finish(true), ExitCode::FAILURE);
+        assert_eq!(
+            Report::new("sim", String::new()).finish(true),
+            ExitCode::FAILURE
+        );
     }
 }

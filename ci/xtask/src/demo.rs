@@ -10,8 +10,13 @@ use std::process::ExitCode;
 pub fn run(json: bool) -> Result<ExitCode> {
     let kind = Kind::here();
     match kind {
-        Kind::Stock => eprintln!("On this host's GPU, under its unmodified driver: {}", kind.machine()),
-        Kind::Sim => eprintln!("There is no NVIDIA GPU here (or we are not root): on the simulator."),
+        Kind::Stock => eprintln!(
+            "On this host's GPU, under its unmodified driver: {}",
+            kind.machine()
+        ),
+        Kind::Sim => {
+            eprintln!("There is no NVIDIA GPU here (or we are not root): on the simulator.")
+        }
     }
     let mut report = Report::new(&kind.backend().to_string(), kind.machine());
     let node = Node::start(kind)?;
@@ -33,13 +38,25 @@ pub fn run(json: bool) -> Result<ExitCode> {
         let (a, b) = (a.work(from, to), b.work(from, to));
         100.0 * a / (a + b).max(1e-9)
     };
-    report.push(Check::new("share of a, weights 70 and 30", 70.0, share(&a, &b), "%", Limit::Within(1.0)));
+    report.push(Check::new(
+        "share of a, weights 70 and 30",
+        70.0,
+        share(&a, &b),
+        "%",
+        Limit::Within(1.0),
+    ));
     say(&["list"])?;
 
     say(&["limit", "a", "gpu.weight=20", "--wait"])?;
     say(&["limit", "b", "gpu.weight=80", "--wait"])?;
     sleep_ms(500.0);
-    report.push(Check::new("share of a, changed to 20 and 80", 20.0, share(&a, &b), "%", Limit::Within(1.0)));
+    report.push(Check::new(
+        "share of a, changed to 20 and 80",
+        20.0,
+        share(&a, &b),
+        "%",
+        Limit::Within(1.0),
+    ));
 
     // What a cap leaves is measured by the load's own pace when it has the GPU to itself.
     drop(b);
@@ -53,16 +70,34 @@ pub fn run(json: bool) -> Result<ExitCode> {
     say(&["limit", "a", "gpu.max=30000 100000", "--wait"])?;
     sleep_ms(500.0);
     let capped = 100.0 * pace(&a, 3000.0) / alone.max(1e-9);
-    report.push(Check::new("gpu.max of 30 %, alone on the GPU", 30.0, capped, "%", Limit::Within(1.5)));
+    report.push(Check::new(
+        "gpu.max of 30 %, alone on the GPU",
+        30.0,
+        capped,
+        "%",
+        Limit::Within(1.5),
+    ));
     say(&["limit", "a", "gpu.max=", "--wait"])?;
 
     say(&["freeze", "a"])?;
     sleep_ms(200.0);
-    report.push(Check::new("work done while frozen", 0.0, pace(&a, 1000.0) * 1000.0, "kernels", Limit::AtMost));
+    report.push(Check::new(
+        "work done while frozen",
+        0.0,
+        pace(&a, 1000.0) * 1000.0,
+        "kernels",
+        Limit::AtMost,
+    ));
     say(&["thaw", "a"])?;
     sleep_ms(200.0);
     let thawed = 100.0 * pace(&a, 1000.0) / alone.max(1e-9);
-    report.push(Check::new("pace after thaw, of alone", 95.0, thawed, "%", Limit::AtLeast));
+    report.push(Check::new(
+        "pace after thaw, of alone",
+        95.0,
+        thawed,
+        "%",
+        Limit::AtLeast,
+    ));
     drop(a);
     Ok(report.finish(json))
 }

@@ -23,7 +23,10 @@ pub fn sleep_ms(ms: f64) {
 pub fn beside(program: &str) -> Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name(program);
     if !path.exists() {
-        bail!("{} is not built: run `cargo build --workspace`", path.display());
+        bail!(
+            "{} is not built: run `cargo build --workspace`",
+            path.display()
+        );
     }
     Ok(path)
 }
@@ -50,9 +53,17 @@ impl Load {
     pub fn spawn(command: &mut Command, out: &Path, name: &str) -> Result<Load> {
         let log = std::fs::File::create(out.join(format!("{name}.log")))?;
         std::fs::remove_file(out.join(format!("{name}.ready"))).ok();
-        command.stdout(log.try_clone()?).stderr(log).stdin(Stdio::null());
-        let child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
-        Ok(Load { child, csv: out.join(format!("{name}.csv")) })
+        command
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .stdin(Stdio::null());
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        Ok(Load {
+            child,
+            csv: out.join(format!("{name}.csv")),
+        })
     }
 
     /// Waits until the load says that it is ready.
@@ -61,7 +72,8 @@ impl Load {
         while !out.join(format!("{name}.ready")).exists() {
             let ended = self.child.try_wait()?;
             if ended.is_some() || start.elapsed() > Duration::from_secs(30) {
-                let said = std::fs::read_to_string(out.join(format!("{name}.log"))).unwrap_or_default();
+                let said =
+                    std::fs::read_to_string(out.join(format!("{name}.log"))).unwrap_or_default();
                 bail!("load {name} is not ready ({ended:?}): {}", said.trim());
             }
             sleep_ms(2.0);
@@ -74,7 +86,13 @@ impl Load {
         let text = std::fs::read_to_string(&self.csv).unwrap_or_default();
         let complete = text.rfind('\n').map_or("", |end| &text[..end]);
         let number = |s: &str| s.trim().parse().ok();
-        complete.lines().filter_map(|l| l.split_once(',').and_then(|(a, b)| Some((number(a)?, number(b)?)))).collect()
+        complete
+            .lines()
+            .filter_map(|l| {
+                l.split_once(',')
+                    .and_then(|(a, b)| Some((number(a)?, number(b)?)))
+            })
+            .collect()
     }
 
     /// Work units completed between two moments, between lines by proportion.

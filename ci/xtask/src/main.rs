@@ -1,2 +1,60 @@
-//! Placeholder.
-fn main() {}
+//! What the scripts in `ci/` call: the demo, the benches, the device suite and the generators.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod checks;
+mod demo;
+mod device;
+mod loads;
+mod node;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    name = "xtask",
+    about = "Ghost's demo, benches, device suite and generators"
+)]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Show the main job, on the GPU of this host or on the simulator.
+    Demo {
+        /// One JSON document instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Measure what needs no GPU: all, or one by name.
+    Bench {
+        /// `scale` or `rest`.
+        name: Option<String>,
+        /// One JSON document instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Measure every promise on a real GPU: all parts, or one by name. Needs root.
+    Device {
+        /// `peers`, `shares`, `latency`, `limits` or `faults`.
+        name: Option<String>,
+        /// One JSON document instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Args::parse().task {
+        Task::Demo { json } => demo::run(json),
+        Task::Bench { name, json } => bench::run(name.as_deref(), json),
+        Task::Device { name, json } => device::run(name.as_deref(), json),
+    };
+    done.unwrap_or_else(|e| {
+        eprintln!("error: {e:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -24,7 +24,11 @@ impl Kind {
     /// The GPU of this host if it has one and we may drive it, the simulator otherwise.
     pub fn here() -> Kind {
         let driver = Path::new("/proc/driver/nvidia/version").exists();
-        if driver && nix::unistd::Uid::effective().is_root() { Kind::Stock } else { Kind::Sim }
+        if driver && nix::unistd::Uid::effective().is_root() {
+            Kind::Stock
+        } else {
+            Kind::Sim
+        }
     }
 
     /// Ghost's word for it.
@@ -41,13 +45,20 @@ impl Kind {
         match self {
             Kind::Sim => {
                 let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-                let model = cpu.lines().find(|l| l.starts_with("model name")).and_then(|l| l.split_once(": "));
-                format!("simulated GPU, {}", model.map_or("unknown processor", |(_, name)| name))
+                let model = cpu
+                    .lines()
+                    .find(|l| l.starts_with("model name"))
+                    .and_then(|l| l.split_once(": "));
+                format!(
+                    "simulated GPU, {}",
+                    model.map_or("unknown processor", |(_, name)| name)
+                )
             }
             Kind::Stock => {
                 let ask = ["--query-gpu=name,driver_version", "--format=csv,noheader"];
                 let said = Command::new("nvidia-smi").args(ask).output();
-                said.map(|o| first_line(String::from_utf8_lossy(&o.stdout).into_owned())).unwrap_or_default()
+                said.map(|o| first_line(String::from_utf8_lossy(&o.stdout).into_owned()))
+                    .unwrap_or_default()
             }
         }
     }
@@ -92,8 +103,17 @@ impl Node {
         };
         let ghostd = spawn_ghostd(dir.path())?;
         let client = Client::new(Some(path("ghostd.sock")), false);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let mut node = Node { kind, dir, guardian, ghostd, client, runtime };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let mut node = Node {
+            kind,
+            dir,
+            guardian,
+            ghostd,
+            client,
+            runtime,
+        };
         node.wait_ready()?;
         Ok(node)
     }
@@ -113,8 +133,16 @@ impl Node {
 
     /// What a part of it said, its end.
     pub fn log(&self, part: &str) -> String {
-        let text = std::fs::read_to_string(self.dir.path().join(format!("{part}.log"))).unwrap_or_default();
-        text.lines().rev().take(12).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n")
+        let text = std::fs::read_to_string(self.dir.path().join(format!("{part}.log")))
+            .unwrap_or_default();
+        text.lines()
+            .rev()
+            .take(12)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     /// Where loads write.
@@ -127,9 +155,18 @@ impl Node {
     /// # Errors
     /// If its status is not zero; the message has what it said.
     pub fn ctl(&self, args: &[&str]) -> Result<String> {
-        let output = Command::new(beside("ghostctl")?).arg("--socket").arg(self.client.socket()).args(args).output()?;
+        let output = Command::new(beside("ghostctl")?)
+            .arg("--socket")
+            .arg(self.client.socket())
+            .args(args)
+            .output()?;
         let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "ghostctl {}: {}", args.join(" "), said.trim());
+        ensure!(
+            output.status.success(),
+            "ghostctl {}: {}",
+            args.join(" "),
+            said.trim()
+        );
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
@@ -146,7 +183,10 @@ impl Node {
         }
         let body = serde_json::json!({ "spec": spec });
         let patience = Duration::from_secs(6);
-        self.runtime.block_on(self.client.call(Method::PATCH, target, Some(&body), patience))?;
+        self.runtime.block_on(
+            self.client
+                .call(Method::PATCH, target, Some(&body), patience),
+        )?;
         Ok(())
     }
 
@@ -158,8 +198,16 @@ impl Node {
     /// The command of [`Node::load`].
     pub fn load_command(&self, container: &str, name: &str, args: &[&str]) -> Result<Command> {
         let mut command = Command::new(beside("ghostctl")?);
-        command.arg("--socket").arg(self.client.socket()).args(["run", container, "--"]);
-        command.arg(beside(load_program(self.kind))?).arg(name).args(args).arg("--out").arg(self.out());
+        command
+            .arg("--socket")
+            .arg(self.client.socket())
+            .args(["run", container, "--"]);
+        command
+            .arg(beside(load_program(self.kind))?)
+            .arg(name)
+            .args(args)
+            .arg("--out")
+            .arg(self.out());
         command.env("GHOST_SIM_SOCKET", self.dir.path().join("run/sim.sock"));
         Ok(command)
     }
@@ -171,7 +219,10 @@ impl Node {
 
     /// Sends the guardian a signal and, if it kills, waits for its end.
     pub fn kill_guardian(&mut self) -> Result<()> {
-        let guardian = self.guardian.as_mut().context("the simulator has no guardian")?;
+        let guardian = self
+            .guardian
+            .as_mut()
+            .context("the simulator has no guardian")?;
         guardian.kill()?;
         guardian.wait()?;
         Ok(())
@@ -200,10 +251,23 @@ impl Node {
     pub fn ghostd_cost(&self) -> Result<(f64, f64)> {
         let proc = PathBuf::from(format!("/proc/{}", self.ghostd.id()));
         let stat = std::fs::read_to_string(proc.join("stat"))?;
-        let fields: Vec<&str> = stat.rsplit_once(')').context("no stat")?.1.split_whitespace().collect();
-        let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<f64>().ok()).context("short stat");
+        let fields: Vec<&str> = stat
+            .rsplit_once(')')
+            .context("no stat")?
+            .1
+            .split_whitespace()
+            .collect();
+        let ticks = |i: usize| {
+            fields
+                .get(i)
+                .and_then(|f| f.parse::<f64>().ok())
+                .context("short stat")
+        };
         let status = std::fs::read_to_string(proc.join("status"))?;
-        let rss = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let rss = status
+            .lines()
+            .find_map(|l| l.strip_prefix("VmRSS:"))
+            .context("no VmRSS")?;
         let kb: f64 = rss.trim().trim_end_matches(" kB").parse()?;
         Ok(((ticks(11)? + ticks(12)?) / 100.0, kb / 1024.0))
     }
@@ -225,13 +289,17 @@ impl Drop for Node {
 pub fn load_program(kind: Kind) -> &'static str {
     match kind {
         Kind::Sim => "ghost-load",
-        Kind::Stock => "burn",
+        Kind::Stock => "ghost-burn",
     }
 }
 
 fn spawn_guardian(dir: &Path) -> Result<Child> {
     let mut command = Command::new(beside("ghost-guardian")?);
-    command.arg("--socket").arg(dir.join("guardian.sock")).arg("--state").arg(dir.join("guardian"));
+    command
+        .arg("--socket")
+        .arg(dir.join("guardian.sock"))
+        .arg("--state")
+        .arg(dir.join("guardian"));
     let child = spawn_logged(command, dir, "guardian")?;
     for _ in 0..500 {
         if dir.join("guardian.sock").exists() {
@@ -239,7 +307,10 @@ fn spawn_guardian(dir: &Path) -> Result<Child> {
         }
         sleep_ms(10.0);
     }
-    bail!("the guardian makes no socket: {}", std::fs::read_to_string(dir.join("guardian.log")).unwrap_or_default())
+    bail!(
+        "the guardian makes no socket: {}",
+        std::fs::read_to_string(dir.join("guardian.log")).unwrap_or_default()
+    )
 }
 
 fn spawn_ghostd(dir: &Path) -> Result<Child> {
@@ -249,7 +320,15 @@ fn spawn_ghostd(dir: &Path) -> Result<Child> {
 }
 
 fn spawn_logged(mut command: Command, dir: &Path, name: &str) -> Result<Child> {
-    let log = std::fs::File::options().create(true).append(true).open(dir.join(format!("{name}.log")))?;
-    command.stdout(log.try_clone()?).stderr(log).stdin(Stdio::null());
-    command.spawn().with_context(|| format!("cannot start {command:?}"))
+    let log = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(dir.join(format!("{name}.log")))?;
+    command
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .stdin(Stdio::null());
+    command
+        .spawn()
+        .with_context(|| format!("cannot start {command:?}"))
 }
