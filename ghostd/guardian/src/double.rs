@@ -2,9 +2,8 @@
 //! driver's do, a list is gone through in order, and a fuse can end the
 //! guardian before or after any step.
 
-use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ghost_rm::{Channel, Gpu};
 
@@ -14,21 +13,23 @@ use crate::ledger::{LedgerError, Store};
 /// What a blown fuse panics with, as a `kill -9` would stop the process.
 pub(crate) struct Killed;
 
-/// Counts steps and kills at one of them.
+/// Kills at one of the steps to come.
 #[derive(Clone, Default)]
 pub(crate) struct Fuse {
-    left: Rc<Cell<Option<usize>>>,
+    // Steps left until the kill, if there is to be one.
+    left: Arc<Mutex<Option<usize>>>,
 }
 
 impl Fuse {
     pub(crate) fn set(&self, left: Option<usize>) {
-        self.left.set(left);
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
     }
 
     fn step(&self) {
-        match self.left.get() {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        match *left {
             Some(0) => std::panic::panic_any(Killed),
-            left => self.left.set(left.map(|left| left - 1)),
+            some => *left = some.map(|steps| steps - 1),
         }
     }
 }
@@ -49,7 +50,8 @@ pub(crate) struct World {
 /// The driver. Its clones are one driver.
 #[derive(Clone, Default)]
 pub(crate) struct Driver {
-    pub(crate) world: Rc<RefCell<World>>,
+    // All that the driver and the file system would know.
+    world: Arc<Mutex<World>>,
     pub(crate) fuse: Fuse,
 }
 
@@ -57,13 +59,17 @@ pub(crate) struct Driver {
 const CALL: usize = 2;
 
 impl Driver {
+    pub(crate) fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn count(&self, gpu: Gpu, channel: Channel) -> i64 {
-        let world = self.world.borrow();
+        let world = self.world();
         world.counts.get(&(gpu, channel)).copied().unwrap_or(0)
     }
 
     pub(crate) fn none_disabled(&self) -> bool {
-        self.world.borrow().counts.values().all(|&count| count == 0)
+        self.world().counts.values().all(|&count| count == 0)
     }
 
     fn switch(&self, gpu: Gpu, channels: &[Channel], by: i64) -> Result<(), SwitchError> {
@@ -82,7 +88,7 @@ impl Driver {
     }
 
     fn one_call(&self, gpu: Gpu, call: &[Channel], by: i64) -> Result<(), SwitchErrorKind> {
-        let mut world = self.world.borrow_mut();
+        let mut world = self.world();
         world.calls += 1;
         if world.refuse {
             return Err(SwitchErrorKind::Refused);
@@ -112,7 +118,7 @@ impl Channels for Driver {
     }
 
     fn state(&mut self, gpu: Gpu, channel: Channel) -> ChannelState {
-        let world = self.world.borrow();
+        let world = self.world();
         if world.blind || world.gone.contains(&channel) {
             return ChannelState::Unknown;
         }
@@ -130,17 +136,17 @@ pub(crate) struct MemoryStore(pub(crate) Driver);
 
 impl Store for MemoryStore {
     fn load(&mut self) -> Result<Vec<u8>, LedgerError> {
-        Ok(self.0.world.borrow().log.clone())
+        Ok(self.0.world().log.clone())
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {
         self.0.fuse.step();
         // Killed in the middle of a write: some of it is there.
         let (first, second) = bytes.split_at(bytes.len() * 2 / 3);
-        self.0.world.borrow_mut().log.extend(first);
+        self.0.world().log.extend(first);
         self.0.fuse.step();
         self.full()?;
-        self.0.world.borrow_mut().log.extend(second);
+        self.0.world().log.extend(second);
         self.0.fuse.step();
         Ok(())
     }
@@ -148,7 +154,7 @@ impl Store for MemoryStore {
     fn replace(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {
         self.0.fuse.step();
         self.full()?;
-        self.0.world.borrow_mut().log = bytes.to_vec();
+        self.0.world().log = bytes.to_vec();
         self.0.fuse.step();
         Ok(())
     }
@@ -156,7 +162,7 @@ impl Store for MemoryStore {
 
 impl MemoryStore {
     fn full(&self) -> Result<(), LedgerError> {
-        match self.0.world.borrow().full {
+        match self.0.world().full {
             false => Ok(()),
             true => Err(LedgerError::Io {
                 path: "memory".into(),

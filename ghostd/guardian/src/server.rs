@@ -343,3 +343,6 @@ impl Connection {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

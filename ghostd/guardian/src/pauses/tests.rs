@@ -67,13 +67,13 @@ fn play(pauses: &mut Pauses<Driver, MemoryStore>, now: &mut Instant, step: &Step
             pauses.tick(*now);
         }
         Step::Gone(object) => {
-            let mut world = driver.world.borrow_mut();
+            let mut world = driver.world();
             world.gone.insert(channel(*object));
             world.counts.remove(&(GPU, channel(*object)));
         }
-        Step::Back(object) => _ = driver.world.borrow_mut().gone.remove(&channel(*object)),
-        Step::Refuse(refuse) => driver.world.borrow_mut().refuse = *refuse,
-        Step::Full(full) => driver.world.borrow_mut().full = *full,
+        Step::Back(object) => _ = driver.world().gone.remove(&channel(*object)),
+        Step::Refuse(refuse) => driver.world().refuse = *refuse,
+        Step::Full(full) => driver.world().full = *full,
     }
 }
 
@@ -81,7 +81,7 @@ fn play(pauses: &mut Pauses<Driver, MemoryStore>, now: &mut Instant, step: &Step
 /// of ours exactly if somebody holds it, or none is known of a stuck one.
 fn check(pauses: &Pauses<Driver, MemoryStore>) {
     let driver = &pauses.channels;
-    for (&(gpu, channel), &count) in &driver.world.borrow().counts {
+    for (&(gpu, channel), &count) in &driver.world().counts {
         assert!(
             (0..=1).contains(&count),
             "{channel} is disabled {count} times"
@@ -100,7 +100,7 @@ fn check(pauses: &Pauses<Driver, MemoryStore>) {
         let holds = |held: &&Held| held.targets.contains(target);
         assert_eq!(count as usize, pauses.held.values().filter(holds).count());
     }
-    assert_eq!(driver.world.borrow().idle_enables, 0);
+    assert_eq!(driver.world().idle_enables, 0);
 }
 
 fn script() -> Vec<Step> {
@@ -153,9 +153,9 @@ fn recovered(driver: &Driver) {
     let now = Instant::now();
     let mut pauses = start(driver, now);
     pauses.tick(now + RETRY);
-    assert!(driver.none_disabled(), "{:?}", driver.world.borrow().counts);
+    assert!(driver.none_disabled(), "{:?}", driver.world().counts);
     assert!(pauses.live().is_empty());
-    assert_eq!(driver.world.borrow().idle_enables, 0);
+    assert_eq!(driver.world().idle_enables, 0);
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn with_a_driver_that_cannot_tell_nothing_stays_disabled_either() {
     silent();
     for kill in 0.. {
         let driver = Driver::default();
-        driver.world.borrow_mut().blind = true;
+        driver.world().blind = true;
         if !play_until_killed(&driver, &script(), Some(kill)) {
             break;
         }
@@ -224,7 +224,7 @@ fn a_strangers_disable_is_lost_at_most_in_the_one_window() {
     for kill in 0.. {
         let driver = Driver::default();
         let stranger = (GPU, channel(1));
-        driver.world.borrow_mut().counts.insert(stranger, 1);
+        driver.world().counts.insert(stranger, 1);
         if !play_until_killed(&driver, &steps, Some(kill)) {
             assert_eq!(driver.count(GPU, channel(1)), 1);
             break;
@@ -290,8 +290,8 @@ proptest! {
         silent();
         let driver = Driver::default();
         play_until_killed(&driver, &steps, Some(kill));
-        driver.world.borrow_mut().refuse = false;
-        driver.world.borrow_mut().full = false;
+        driver.world().refuse = false;
+        driver.world().full = false;
         recovered(&driver);
     }
 }
@@ -301,9 +301,9 @@ fn a_pause_again_disables_nothing_again_and_takes_the_new_channels() {
     let (driver, now) = (Driver::default(), Instant::now());
     let mut pauses = start(&driver, now);
     pauses.pause(1, &[pause("a", &[1, 2])], now);
-    let calls = driver.world.borrow().calls;
+    let calls = driver.world().calls;
     pauses.pause(1, &[pause("a", &[1, 2])], now);
-    assert_eq!(driver.world.borrow().calls, calls);
+    assert_eq!(driver.world().calls, calls);
     pauses.pause(1, &[pause("a", &[2, 3])], now);
     let counts = [1, 2, 3].map(|object| driver.count(GPU, channel(object)));
     assert_eq!(counts, [0, 1, 1]);
@@ -334,7 +334,7 @@ fn a_batch_is_as_few_calls_as_it_can_be() {
     ];
     pauses.pause(1, &batch, now);
     // The double takes two channels a call.
-    assert_eq!(driver.world.borrow().calls, 2);
+    assert_eq!(driver.world().calls, 2);
 }
 
 #[test]
@@ -359,12 +359,12 @@ fn a_lease_ends_at_its_time_and_a_renewal_moves_it() {
 fn a_refused_pause_leaves_nothing_and_says_why() {
     let (driver, now) = (Driver::default(), Instant::now());
     let mut pauses = start(&driver, now);
-    driver.world.borrow_mut().refuse = true;
+    driver.world().refuse = true;
     let outcome = pauses.pause(1, &[pause("a", &[1, 2, 3])], now);
     let kind = outcome[0].error.as_ref().map(|error| error.kind);
     assert_eq!(kind, Some(FailureKind::Driver));
     assert!(pauses.list(1, now).pauses.is_empty());
-    driver.world.borrow_mut().refuse = false;
+    driver.world().refuse = false;
     pauses.tick(now + RETRY);
     assert!(driver.none_disabled() && pauses.live().is_empty());
 }
@@ -373,18 +373,18 @@ fn a_refused_pause_leaves_nothing_and_says_why() {
 fn without_a_ledger_nothing_is_paused() {
     let (driver, now) = (Driver::default(), Instant::now());
     let mut pauses = start(&driver, now);
-    driver.world.borrow_mut().full = true;
+    driver.world().full = true;
     let outcome = pauses.pause(1, &[pause("a", &[1])], now);
     let kind = outcome[0].error.as_ref().map(|error| error.kind);
     assert_eq!(kind, Some(FailureKind::Ledger));
-    assert_eq!(driver.world.borrow().calls, 0);
+    assert_eq!(driver.world().calls, 0);
     // A resume must work all the same.
-    driver.world.borrow_mut().full = false;
+    driver.world().full = false;
     pauses.pause(1, &[pause("a", &[1])], now);
-    driver.world.borrow_mut().full = true;
+    driver.world().full = true;
     pauses.resume(1, &["a".into()], now);
     assert!(driver.none_disabled());
-    driver.world.borrow_mut().full = false;
+    driver.world().full = false;
     drop(pauses);
     recovered(&driver);
 }
@@ -393,7 +393,7 @@ fn without_a_ledger_nothing_is_paused() {
 fn channels_that_are_gone_are_counted_and_the_rest_is_paused() {
     let (driver, now) = (Driver::default(), Instant::now());
     let mut pauses = start(&driver, now);
-    driver.world.borrow_mut().gone = [channel(2), channel(5)].into();
+    driver.world().gone = [channel(2), channel(5)].into();
     let outcome = pauses.pause(1, &[pause("a", &[1, 2, 3, 4, 5])], now);
     assert_eq!((outcome[0].gone, outcome[0].error.clone()), (2, None));
     let counts = [1, 3, 4].map(|object| driver.count(GPU, channel(object)));
@@ -449,9 +449,9 @@ fn a_tenant_that_dies_paused_is_dropped_without_a_call() {
     end(child);
     let exited = ghost_notify::poll_exits(pauses.owners(), None).unwrap();
     assert_eq!(exited.len(), 1);
-    let calls = driver.world.borrow().calls;
+    let calls = driver.world().calls;
     pauses.owner_exited(id);
-    assert_eq!(driver.world.borrow().calls, calls);
+    assert_eq!(driver.world().calls, calls);
     assert_eq!(pauses.list(1, now).pauses.len(), 1);
     assert_eq!(pauses.live().len(), 1);
     assert!(
@@ -469,9 +469,9 @@ fn a_ledger_of_a_tenant_that_died_meanwhile_is_dropped_without_a_call() {
     pauses.pause(1, &[pause_of(id, "a", &[1])], now);
     drop(pauses);
     end(child);
-    let calls = driver.world.borrow().calls;
+    let calls = driver.world().calls;
     let pauses = start(&driver, now);
-    assert_eq!(driver.world.borrow().calls, calls);
+    assert_eq!(driver.world().calls, calls);
     assert!(pauses.live().is_empty());
     assert_eq!(pauses.owners().count(), 0);
 }
@@ -482,7 +482,7 @@ fn a_stuck_channel_is_tried_until_it_runs_or_its_owner_dies() {
     let mut pauses = start(&driver, now);
     let (child, id) = tenant();
     pauses.pause(1, &[pause("a", &[1]), pause_of(id, "b", &[2])], now);
-    driver.world.borrow_mut().refuse = true;
+    driver.world().refuse = true;
     pauses.drop_client(1, now);
     assert_eq!(pauses.list(1, now).stuck, 2);
     pauses.tick(now + RETRY);
@@ -491,7 +491,7 @@ fn a_stuck_channel_is_tried_until_it_runs_or_its_owner_dies() {
     end(child);
     pauses.owner_exited(id);
     assert_eq!(pauses.list(1, now).stuck, 1);
-    driver.world.borrow_mut().refuse = false;
+    driver.world().refuse = false;
     pauses.tick(now + 3 * RETRY);
     assert_eq!(pauses.list(1, now).stuck, 0);
     assert_eq!(driver.count(GPU, channel(1)), 0);
