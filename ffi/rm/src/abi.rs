@@ -74,6 +74,9 @@ impl Client {
 pub const IOCTL_TYPE: u8 = b'F';
 /// Frees an object and what hangs below it; argument [`Free`].
 pub const ESC_RM_FREE: u8 = 0x29;
+/// Tells the driver, on a GPU's node, which control node goes with it; argument
+/// the descriptor of that.
+pub const ESC_REGISTER_FD: u8 = 201;
 /// Sends a [`Command`] to an object; argument [`ControlArgs`].
 pub const ESC_RM_CONTROL: u8 = 0x2A;
 /// Allocates an object; argument [`Alloc`] or [`AllocShort`].
@@ -172,6 +175,9 @@ macro_rules! command {
         pub const $name: Command<$params> = unsafe { Command::new($number, $text) };
     };
 }
+
+pub mod discover;
+pub mod meter;
 
 command!(
     /// Sets a channel group's timeslice; in force at once, not privileged.

@@ -81,6 +81,12 @@ impl<'fd> Control<'fd> {
         Self { fd }
     }
 
+    /// The descriptor spoken on.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'fd> {
+        self.fd
+    }
+
     /// Sends `command` to `object`; the driver's answer is in `params`.
     ///
     /// # Errors
@@ -99,7 +105,7 @@ impl<'fd> Control<'fd> {
             client: client.0,
             object: object.0,
             cmd: command.number(),
-            params: std::ptr::from_mut(params) as u64,
+            params: address_of(params),
             params_size: size_of_u32::<T>(),
             ..ControlArgs::default()
         };
@@ -270,7 +276,7 @@ impl<'fd> Control<'fd> {
     ///
     /// `args` is the argument that ioctl `number` takes, and each address in it
     /// is 0 or valid for what the driver does there.
-    unsafe fn ioctl<A>(&self, number: u8, args: &mut A) -> io::Result<()> {
+    pub(crate) unsafe fn ioctl<A>(&self, number: u8, args: &mut A) -> io::Result<()> {
         let request = abi::iowr(number, size_of::<A>());
         loop {
             // SAFETY: the descriptor is open (borrowed); the size in `request`
@@ -287,7 +293,16 @@ impl<'fd> Control<'fd> {
     }
 }
 
-fn check(
+/// The RM refuses an address of nothing.
+fn address_of<T>(params: &mut T) -> u64 {
+    if size_of::<T>() == 0 {
+        0
+    } else {
+        std::ptr::from_mut(params) as u64
+    }
+}
+
+pub(crate) fn check(
     what: &'static str,
     client: Client,
     object: Object,

@@ -17,11 +17,15 @@
 pub mod abi;
 pub mod branch;
 mod control;
+mod discover;
+mod meter;
 mod session;
 pub mod status;
 
 pub use abi::{Channel, Client, Gpu, Object};
 pub use branch::{AllocForm, Branch, BranchError, DriverVersion};
 pub use control::{Control, PartlyDone, RmError};
+pub use discover::{AttachedGpu, GroupIds};
+pub use meter::{Busy, ContextSwitches, Drained, Edge, MeterError, Switch};
 pub use session::{Session, SessionError};
 pub use status::Status;

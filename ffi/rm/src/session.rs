@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
 use crate::abi::{
@@ -115,6 +115,10 @@ impl Session {
         self.client
     }
 
+    pub(crate) fn form(&self) -> AllocForm {
+        self.form
+    }
+
     /// The calls, on this session's descriptor.
     #[must_use]
     pub fn control(&self) -> Control<'_> {
@@ -214,6 +218,9 @@ impl Session {
             }
             Err(error) => return Err(error),
         };
+        if let Some(node) = &node {
+            self.register(node);
+        }
         let subdevice = self
             .alloc_subdevice(gpu.instance)
             .map_err(|source| SessionError::Device { gpu, source })?;
@@ -222,6 +229,14 @@ impl Session {
             subdevice,
             diag: None,
         })
+    }
+
+    /// Lets the driver see that who holds `node` also holds this client's file.
+    /// If it refuses, it will refuse the device too, and say why.
+    fn register(&self, node: &File) {
+        let mut ctl = self.ctl.as_raw_fd();
+        // SAFETY: the argument of this ioctl is one descriptor's number.
+        let _ = unsafe { Control::new(node.as_fd()).ioctl(abi::ESC_REGISTER_FD, &mut ctl) };
     }
 
     fn alloc_subdevice(&self, instance: u32) -> Result<Object, RmError> {
