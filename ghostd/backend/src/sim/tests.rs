@@ -234,6 +234,7 @@ fn hello(gpu: &str, period_us: Option<u64>) -> String {
         gpu: gpu.into(),
         kernel_us: 100,
         period_us,
+        duty_us: None,
     });
     serde_json::to_string(&request).unwrap()
 }

@@ -38,6 +38,9 @@ pub struct Hello {
     /// A kernel each so many microseconds; without it, one after the other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub period_us: Option<u64>,
+    /// Work for so many microseconds, then none for so many, by turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duty_us: Option<(u64, u64)>,
 }
 
 /// The answer to a request.
@@ -68,13 +71,18 @@ impl Hello {
     /// The work as the model has it.
     pub fn load(&self) -> Load {
         let kernel = Micros(self.kernel_us);
-        match self.period_us {
+        match (self.period_us, self.duty_us) {
             _ if self.kernel_us == 0 => Load::Idle,
-            Some(period) => Load::Periodic {
+            (Some(period), _) => Load::Periodic {
                 kernel,
                 period: Micros(period),
             },
-            None => Load::Backlog { kernel },
+            (None, Some((on, off))) => Load::Duty {
+                kernel,
+                on: Micros(on),
+                off: Micros(off),
+            },
+            (None, None) => Load::Backlog { kernel },
         }
     }
 }
