@@ -24,22 +24,27 @@ Exit codes:
   4 permission denied, 5 conflict, 6 no such container, GPU or key,
   7 ghostd is not running, 9 NVIDIA driver not loaded, 124 --wait ran out of time;
   `run` passes the command's own, or 125 ghostctl failed, 126 cannot execute,
-  127 command not found"
+  127 command not found
+
+Environment:
+  GHOST_SOCKET  as --socket
+  GHOST_FORMAT  as --format: table or json
+  NO_COLOR      no colour, also on a terminal"
 )]
 pub struct Cli {
     /// Socket of ghostd [default: /run/ghost/ghostd.sock]
     #[arg(
         long,
         global = true,
+        help_heading = "Global options",
         env = "GHOST_SOCKET",
-        hide_env = false,
         value_name = "PATH",
         value_hint = ValueHint::FilePath
     )]
     pub socket: Option<PathBuf>,
 
     /// Say on standard error what is asked of ghostd
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = "Global options")]
     pub verbose: bool,
 
     /// What to do

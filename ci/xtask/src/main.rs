@@ -5,11 +5,13 @@ mod bench;
 mod checks;
 mod demo;
 mod device;
+mod generate;
 mod loads;
 mod node;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+use xtask::{bench, demo, device};
 
 #[derive(Parser)]
 #[command(
@@ -45,6 +47,12 @@ enum Task {
         #[arg(long)]
         json: bool,
     },
+    /// Write man pages, completions and the key table of the documents.
+    Gen {
+        /// Write nothing; fail if a file is not as it would be written.
+        #[arg(long)]
+        check: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -52,6 +60,7 @@ fn main() -> ExitCode {
         Task::Demo { json } => demo::run(json),
         Task::Bench { name, json } => bench::run(name.as_deref(), json),
         Task::Device { name, json } => device::run(name.as_deref(), json),
+        Task::Gen { check } => generate::run(check),
     };
     done.unwrap_or_else(|e| {
         eprintln!("error: {e:#}");
