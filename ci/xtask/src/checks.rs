@@ -13,8 +13,6 @@ pub enum Limit {
     AtMost,
     /// No less than what was wanted.
     AtLeast,
-    /// Told for comparison; it cannot fail.
-    Told,
 }
 
 /// One row.
@@ -47,7 +45,6 @@ impl Check {
             Limit::Within(by) => (format!("± {by}"), (got - wanted).abs() <= by),
             Limit::AtMost => ("at most".into(), got <= wanted),
             Limit::AtLeast => ("at least".into(), got >= wanted),
-            Limit::Told => ("-".into(), true),
         };
         Check {
             name: name.into(),

@@ -19,7 +19,7 @@ const SHELLS: [(&str, &str); 3] = [
 ];
 
 /// Writes the files, or with `check` compares them.
-pub(crate) fn run(check: bool) -> Result<ExitCode> {
+pub fn run(check: bool) -> Result<ExitCode> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
         .nth(2)

@@ -109,11 +109,6 @@ impl Load {
             self.child.wait().ok();
         }
     }
-
-    /// The process that was started (`ghostctl run` where it is used).
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
 }
 
 impl Drop for Load {

@@ -1,17 +1,9 @@
 //! What the scripts in `ci/` call: the demo, the benches, the device suite and the generators.
 #![forbid(unsafe_code)]
 
-mod bench;
-mod checks;
-mod demo;
-mod device;
-mod generate;
-mod loads;
-mod node;
-
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use xtask::{bench, demo, device};
+use xtask::{bench, demo, device, generate};
 
 #[derive(Parser)]
 #[command(
