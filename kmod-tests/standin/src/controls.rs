@@ -115,7 +115,10 @@ impl Driver {
                 };
                 let text = inventory::uuid(index);
                 p.uuid = [0; 256];
-                p.uuid.iter_mut().zip(text.bytes()).for_each(|(slot, b)| *slot = b);
+                p.uuid
+                    .iter_mut()
+                    .zip(text.bytes())
+                    .for_each(|(slot, b)| *slot = b);
                 p.len = text.len() as u32 + 1;
                 Status::OK
             });
@@ -123,7 +126,11 @@ impl Driver {
         if cmd == discover::CLIENT_DATABASE.number() {
             return with(params, |p: &mut ClientDatabase| {
                 p.clients = self.clients.len() as u32;
-                p.resources = self.clients.values().map(|c| c.objects.len() as u64 + 1).sum();
+                p.resources = self
+                    .clients
+                    .values()
+                    .map(|c| c.objects.len() as u64 + 1)
+                    .sum();
                 Status::OK
             });
         }
@@ -164,7 +171,9 @@ impl Driver {
             }
             return with(params, |p: &mut DisableChannels| {
                 // In order, up to the first that is not there: what was done stays done.
-                let done = p.channels().try_for_each(|c| self.switch(gpu, c, p.is_disable()));
+                let done = p
+                    .channels()
+                    .try_for_each(|c| self.switch(gpu, c, p.is_disable()));
                 done.err().unwrap_or(Status::OK)
             });
         }
@@ -178,7 +187,10 @@ impl Driver {
                 let mut pids: Vec<u32> = all.collect();
                 pids.sort_unstable();
                 pids.dedup();
-                p.pids.iter_mut().zip(&pids).for_each(|(slot, &pid)| *slot = pid);
+                p.pids
+                    .iter_mut()
+                    .zip(&pids)
+                    .for_each(|(slot, &pid)| *slot = pid);
                 p.count = pids.len().min(discover::MAX_PIDS) as u32;
                 Status::OK
             });
@@ -196,7 +208,9 @@ impl Driver {
                     return Status::OBJECT_NOT_FOUND;
                 };
                 p.uid = *uid;
-                let contexts = self.channels_of(root, group).map(|(_, _, context, _)| context);
+                let contexts = self
+                    .channels_of(root, group)
+                    .map(|(_, _, context, _)| context);
                 p.count = 0;
                 for (slot, context) in p.context_ids.iter_mut().zip(contexts) {
                     *slot = context;
@@ -305,6 +319,10 @@ impl Driver {
     }
 
     fn runlist(&self, root: u32, group: u32) -> u32 {
-        if self.is_compute(root, group) { 0 } else { COPY_RUNLIST }
+        if self.is_compute(root, group) {
+            0
+        } else {
+            COPY_RUNLIST
+        }
     }
 }

@@ -64,8 +64,15 @@ pub(crate) struct Object {
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
     Plain,
-    Group { id: GroupId, uid: u32 },
-    Channel { number: u32, context: u32, disables: u32 },
+    Group {
+        id: GroupId,
+        uid: u32,
+    },
+    Channel {
+        number: u32,
+        context: u32,
+        disables: u32,
+    },
     Memory(u64),
 }
 
@@ -100,7 +107,9 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(gpus: u32, now: Micros) -> Self {
         Driver {
-            gpus: (0..gpus).map(|_| Gpu::new(Params::default(), now)).collect(),
+            gpus: (0..gpus)
+                .map(|_| Gpu::new(Params::default(), now))
+                .collect(),
             files: BTreeMap::new(),
             clients: BTreeMap::new(),
             violations: 0,
@@ -136,7 +145,9 @@ impl Driver {
     }
 
     pub(crate) fn is_control(&self, file: u64) -> bool {
-        self.files.get(&file).is_some_and(|f| f.node == Node::Control)
+        self.files
+            .get(&file)
+            .is_some_and(|f| f.node == Node::Control)
     }
 
     fn made(&mut self) -> u32 {
@@ -214,7 +225,10 @@ impl Driver {
             CLASS_CHANNEL_GROUP => {
                 let uid = self.made();
                 let id = GroupId(uid.into());
-                self.gpus.get_mut(gpu).ok_or(Status::INVALID_DEVICE)?.add(id, SLICE);
+                self.gpus
+                    .get_mut(gpu)
+                    .ok_or(Status::INVALID_DEVICE)?
+                    .add(id, SLICE);
                 Kind::Group { id, uid }
             }
             CLASS_CHANNEL => Kind::Channel {
@@ -294,7 +308,10 @@ impl Driver {
         let Some((gpu, id)) = self.group_at(root, handle) else {
             return;
         };
-        let mut disables = self.channels_of(root, handle).map(|(_, _, _, d)| d).peekable();
+        let mut disables = self
+            .channels_of(root, handle)
+            .map(|(_, _, _, d)| d)
+            .peekable();
         let off = disables.peek().is_some() && disables.all(|d| d > 0);
         drop(disables);
         let Some(gpu) = self.gpus.get_mut(gpu) else {
@@ -342,7 +359,11 @@ impl Driver {
     /// Whether a group is on the compute engine.
     pub(crate) fn is_compute(&self, root: u32, group: u32) -> bool {
         let on = |channel: u32| {
-            let objects = self.clients.get(&root).into_iter().flat_map(|c| c.objects.values());
+            let objects = self
+                .clients
+                .get(&root)
+                .into_iter()
+                .flat_map(|c| c.objects.values());
             objects.filter(move |o| o.parent == channel)
         };
         self.channels_of(root, group)
@@ -352,15 +373,23 @@ impl Driver {
     /// Client, handle, GPU, id and uid of every group.
     pub(crate) fn groups(&self) -> impl Iterator<Item = (u32, u32, usize, GroupId, u32)> {
         self.clients.iter().flat_map(|(&root, client)| {
-            client.objects.iter().filter_map(move |(&handle, o)| match o.kind {
-                Kind::Group { id, uid } => Some((root, handle, o.gpu, id, uid)),
-                _ => None,
-            })
+            client
+                .objects
+                .iter()
+                .filter_map(move |(&handle, o)| match o.kind {
+                    Kind::Group { id, uid } => Some((root, handle, o.gpu, id, uid)),
+                    _ => None,
+                })
         })
     }
 
     /// Disables or enables one entry of a call: a channel, or a group with all of its channels.
-    pub(crate) fn switch(&mut self, gpu: usize, entry: Channel, disable: bool) -> Result<(), Status> {
+    pub(crate) fn switch(
+        &mut self,
+        gpu: usize,
+        entry: Channel,
+        disable: bool,
+    ) -> Result<(), Status> {
         let Channel {
             client: ClientHandle(root),
             object: ObjectHandle(handle),
@@ -398,18 +427,22 @@ impl Driver {
     /// Memory in use by a client, its contexts included, bytes.
     pub(crate) fn memory_of(&self, root: u32, gpu: usize) -> u64 {
         let objects = self.clients.get(&root).into_iter().flat_map(|c| &c.objects);
-        let sizes = objects.filter(|(_, o)| o.gpu == gpu).map(|(&handle, o)| match o.kind {
-            Kind::Memory(size) => size,
-            Kind::Group { .. } if self.is_compute(root, handle) => CONTEXT,
-            _ => 0,
-        });
+        let sizes = objects
+            .filter(|(_, o)| o.gpu == gpu)
+            .map(|(&handle, o)| match o.kind {
+                Kind::Memory(size) => size,
+                Kind::Group { .. } if self.is_compute(root, handle) => CONTEXT,
+                _ => 0,
+            });
         sizes.sum()
     }
 
     /// GPU time that a process used while it has had a client, us.
     pub(crate) fn used(&self, pid: u32, gpu: usize) -> u64 {
         let of_it = |root: &u32| self.clients.get(root).is_some_and(|c| c.pid == pid);
-        let groups = self.groups().filter(|(root, _, on, ..)| *on == gpu && of_it(root));
+        let groups = self
+            .groups()
+            .filter(|(root, _, on, ..)| *on == gpu && of_it(root));
         let used = groups.filter_map(|(_, _, _, id, _)| self.gpus.get(gpu)?.group(id));
         let gone = self.retired.get(&(pid, gpu)).copied().unwrap_or(0);
         gone + used.map(|g| g.used().0).sum::<u64>()

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    IoctlFlags, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyOpen, ReplyWrite, Request, WriteFlags,
+    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags,
+    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
 use ghost_model::Micros;
 use ghost_rm::abi::{
@@ -77,7 +77,11 @@ impl Files {
         files.add(dir, "version", What::Version);
         let dir = files.add(dir, "gpus", What::Directory);
         for index in 0..gpus as usize {
-            files.add(root, &format!("nvidia{index}"), What::Node(Node::Gpu(index)));
+            files.add(
+                root,
+                &format!("nvidia{index}"),
+                What::Node(Node::Gpu(index)),
+            );
             let gpu = files.add(dir, &inventory::pci(index), What::Directory);
             files.add(gpu, "information", What::Information(index));
         }
@@ -94,7 +98,8 @@ impl Files {
     }
 
     fn entry(&self, ino: INodeNo) -> Option<&Entry> {
-        self.entries.get(usize::try_from(ino.0.checked_sub(1)?).ok()?)
+        self.entries
+            .get(usize::try_from(ino.0.checked_sub(1)?).ok()?)
     }
 
     fn attr(&self, ino: INodeNo) -> Option<FileAttr> {
@@ -176,8 +181,16 @@ impl Files {
             parent: word(arg, offset_of!(Alloc, parent)),
             new: word(arg, offset_of!(Alloc, new)),
             class,
-            instance: if class == CLASS_DEVICE { word(&params, 0) } else { 0 },
-            size: if class == CLASS_MEMORY { long(&params, MEMORY_SIZE) } else { 0 },
+            instance: if class == CLASS_DEVICE {
+                word(&params, 0)
+            } else {
+                0
+            },
+            size: if class == CLASS_MEMORY {
+                long(&params, MEMORY_SIZE)
+            } else {
+                0
+            },
         };
         let allocated = self.driver().alloc(file, process_of(caller.pid()), wanted);
         if let Ok(handle) = allocated {
@@ -198,7 +211,9 @@ impl Files {
             object: Object(word(arg, offset_of!(ControlArgs, object))),
         };
         let cmd = word(arg, offset_of!(ControlArgs, cmd));
-        let status = self.driver().control(file, caller.uid(), target, cmd, &mut params);
+        let status = self
+            .driver()
+            .control(file, caller.uid(), target, cmd, &mut params);
         if status.is_ok()
             && let Err(status) = give(caller, address, &params)
         {
@@ -224,7 +239,9 @@ fn long(bytes: &[u8], offset: usize) -> u64 {
 }
 
 fn put(bytes: &mut [u8], offset: usize, value: u32) {
-    let at = bytes.get_mut(offset..).and_then(|rest| rest.first_chunk_mut());
+    let at = bytes
+        .get_mut(offset..)
+        .and_then(|rest| rest.first_chunk_mut());
     if let Some(at) = at {
         *at = value.to_ne_bytes();
     }
@@ -234,7 +251,9 @@ fn put(bytes: &mut [u8], offset: usize, value: u32) {
 fn process_of(thread: u32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
     let group = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    group.and_then(|id| id.trim().parse().ok()).unwrap_or(thread)
+    group
+        .and_then(|id| id.trim().parse().ok())
+        .unwrap_or(thread)
 }
 
 /// The caller's parameters, which the ioctl only points to.
@@ -377,7 +396,10 @@ impl Filesystem for Files {
             }
             _ => return reply.error(Errno::EISDIR),
         };
-        let rest = usize::try_from(offset).ok().and_then(|o| text.get(o..)).unwrap_or(&[]);
+        let rest = usize::try_from(offset)
+            .ok()
+            .and_then(|o| text.get(o..))
+            .unwrap_or(&[]);
         reply.data(rest.get(..size as usize).unwrap_or(rest));
     }
 

@@ -52,7 +52,11 @@ pub(crate) fn telemetry(driver: &Driver) -> String {
     // A process is there on a GPU once it has a compute context.
     let mut processes: BTreeMap<(usize, u32), u64> = BTreeMap::new();
     for (root, group, gpu, ..) in driver.groups() {
-        if let Some(client) = driver.clients.get(&root).filter(|_| driver.is_compute(root, group)) {
+        if let Some(client) = driver
+            .clients
+            .get(&root)
+            .filter(|_| driver.is_compute(root, group))
+        {
             processes.entry((gpu, client.pid)).or_default();
         }
     }

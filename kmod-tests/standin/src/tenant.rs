@@ -7,8 +7,7 @@ use std::path::Path;
 
 use ghost_backend::sim::wire::{Request, Response};
 use ghost_rm::abi::{
-    CLASS_CHANNEL_GROUP, CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, DeviceParams,
-    SubdeviceParams,
+    CLASS_CHANNEL_GROUP, CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, DeviceParams, SubdeviceParams,
 };
 use ghost_rm::{AllocForm, Client, Control, Object, RmError};
 
@@ -75,7 +74,14 @@ impl Tenant {
         let device = rm.alloc(form, client, root, wanted, CLASS_DEVICE, Some(&mut params))?;
         let mut params = SubdeviceParams::default();
         let wanted = Object(0x5C00_0003);
-        rm.alloc(form, client, device, wanted, CLASS_SUBDEVICE, Some(&mut params))?;
+        rm.alloc(
+            form,
+            client,
+            device,
+            wanted,
+            CLASS_SUBDEVICE,
+            Some(&mut params),
+        )?;
         Ok(Tenant {
             control,
             _node: node,
@@ -130,7 +136,8 @@ impl Tenant {
         let alloc = |parent: Object, handle: u32, class: u32| {
             let none = None::<&mut DeviceParams>;
             let form = AllocForm::Short;
-            self.rm().alloc(form, self.client, parent, Object(handle), class, none)
+            self.rm()
+                .alloc(form, self.client, parent, Object(handle), class, none)
         };
         let group = alloc(self.device, handle, CLASS_CHANNEL_GROUP)?;
         for n in 0..channels {

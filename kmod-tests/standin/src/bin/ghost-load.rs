@@ -75,7 +75,10 @@ impl Device {
         }
         let path = args.sim.clone().unwrap_or_else(default_socket);
         let stream = UnixStream::connect(&path).with_context(|| {
-            format!("{}: no simulator; start ghostd with backend = \"sim\"", path.display())
+            format!(
+                "{}: no simulator; start ghostd with backend = \"sim\"",
+                path.display()
+            )
         })?;
         Ok(Device::Sim(BufReader::new(stream)))
     }
@@ -119,7 +122,9 @@ impl Device {
             Device::Standin(tenant) => {
                 let groups = tenant.groups().iter();
                 let client = tenant.client();
-                Ok(groups.copied().try_for_each(|g| tenant.rm().set_timeslice(client, g, us))?)
+                Ok(groups
+                    .copied()
+                    .try_for_each(|g| tenant.rm().set_timeslice(client, g, us))?)
             }
         }
     }
@@ -136,7 +141,8 @@ fn default_socket() -> PathBuf {
         dir("HOME").map(|d| d.join(".local/state/ghost/run")),
     ];
     let mut own = own.into_iter().flatten().map(|d| d.join(SOCKET));
-    own.find(|socket| socket.exists()).unwrap_or_else(|| Path::new("/run/ghost").join(SOCKET))
+    own.find(|socket| socket.exists())
+        .unwrap_or_else(|| Path::new("/run/ghost").join(SOCKET))
 }
 
 fn now_ms() -> f64 {

@@ -23,7 +23,10 @@ fn main() -> Result<()> {
     let ends = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
     ends.thread_block()?;
     let standin = Standin::mount(&args.dir, args.gpus).with_context(|| {
-        format!("{}: cannot mount; is /dev/fuse there, and this root?", args.dir.display())
+        format!(
+            "{}: cannot mount; is /dev/fuse there, and this root?",
+            args.dir.display()
+        )
     })?;
     println!("{}", standin.dir().display());
     ends.wait()?;
