@@ -184,7 +184,7 @@ pub struct Event {
     pub id: u64,
     /// RFC 3339.
     pub at: String,
-    /// What: `created`, `changed`, `deleted`, `attached`, `exited`, `frozen`, `thawed`,
+    /// What: `created`, `changed`, `deleted`, `attached`, `appeared`, `exited`, `frozen`, `thawed`,
     /// `reasserted`, `refused`, `reloaded`, `lapsed`.
     pub what: String,
     /// The container, if it concerns one.

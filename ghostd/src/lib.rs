@@ -1,0 +1,16 @@
+//! `ghostd`: takes what people ask for, keeps it, and holds it on the GPUs of this host.
+//!
+//! `file / ghostctl / REST -> core -> store`, then
+//! `control loop { sample -> policy -> backend }`, then status, metrics and events.
+#![forbid(unsafe_code)]
+
+pub mod caller;
+pub mod config;
+pub mod control;
+pub mod core;
+pub mod events;
+pub mod journal;
+pub mod metrics;
+pub mod proc;
+pub mod store;
+pub mod view;
