@@ -117,6 +117,13 @@ impl std::str::FromStr for Name {
     }
 }
 
+/// Names order and hash as their text does, so that maps keyed by them can be asked with a `&str`.
+impl std::borrow::Borrow<str> for Name {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
 impl TryFrom<String> for Name {
     type Error = NameError;
     fn try_from(text: String) -> Result<Self, NameError> {
