@@ -28,14 +28,15 @@ pub(super) async fn apply(client: &Client, args: Apply) -> Result<(), Error> {
         )
         .await?;
     let how = if args.dry_run { " (dry run)" } else { "" };
-    for change in answer
-        .get("changes")
-        .and_then(Json::as_array)
-        .into_iter()
-        .flatten()
-    {
+    let changes = answer.get("changes").and_then(Json::as_array);
+    for change in changes.into_iter().flatten() {
         let text = |key| change.get(key).and_then(Json::as_str).unwrap_or_default();
-        output::line(format!("{}: {}{how}", text("name"), text("what")))?;
+        let line = match (text("what"), text("detail")) {
+            (what, "") => what.to_owned(),
+            (what, detail) if what == detail => what.to_owned(),
+            (what, detail) => format!("{what}, {detail}"),
+        };
+        output::line(format!("{}: {line}{how}", text("name")))?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::cli::{Get, List, One};
 use crate::client::{Client, Target, typed};
-use crate::error::Error;
+use crate::error::{Error, printable};
 use crate::keys::{self, Shown};
 use crate::output::{self, Format, Screen, Table, human, percent, size};
 use ghost_model::key::Mode;
@@ -171,46 +171,33 @@ pub(super) async fn status(client: &Client, args: One) -> Result<(), Error> {
 /// The page of `status`.
 fn page(c: &Container, gpus: &[GpuInfo]) -> String {
     let status = &c.status;
-    let mut out = format!("{}: {}\n", c.name, state(status.state));
-    let mut table = Table::headless(3);
-    let mut row = |name: &str, value: String, by: String| {
-        table.rows.push(vec![format!("  {name}"), value, by]);
+    let mut table = Table::headless(2);
+    let mut row = |name: &str, value: String| {
+        table.rows.push(vec![format!("  {name}"), value]);
     };
     let force = if status.observed_generation >= c.generation {
         "in force".to_owned()
     } else {
         format!("generation {} is in force", status.observed_generation)
     };
-    row(
-        "generation",
-        format!("{} ({force})", c.generation),
-        String::new(),
-    );
+    row("generation", format!("{} ({force})", c.generation));
     for (k, v) in &c.labels {
-        row("label", format!("{k}={v}"), String::new());
+        row("label", format!("{k}={v}"));
     }
     for gpu in &status.devices_effective {
-        row("gpu", format!("{} {gpu}", index(gpu, gpus)), String::new());
+        row("gpu", format!("{} {gpu}", index(gpu, gpus)));
     }
     for (key, gpu, value) in status.effective.iter() {
-        let said = c.spec.get(key, gpu).is_some();
-        if !said && key != Key::Weight {
+        if c.spec.get(key, gpu).is_none() && key != Key::Weight {
             continue;
         }
         let on = gpu.map_or(String::new(), |g| format!(" on GPU {}", index(g, gpus)));
         let by = status.enforced_by.get(&key);
-        row(
-            key.as_str(),
-            format!("{}{on}", human(value)),
-            by.map_or(String::new(), |by| format!("enforced by {by}")),
-        );
+        let by = by.map_or(String::new(), |by| format!(", enforced by {by}"));
+        row(key.as_str(), format!("{}{on}{by}", human(value)));
     }
     for (gpu, stat) in &status.stat {
-        row(
-            "time",
-            format!("GPU {}: {}", index(gpu, gpus), time(stat)),
-            String::new(),
-        );
+        row("time", format!("GPU {}: {}", index(gpu, gpus), time(stat)));
     }
     for (gpu, bytes) in &status.memory_current {
         let peak = status.memory_peak.get(gpu);
@@ -218,11 +205,10 @@ fn page(c: &Container, gpus: &[GpuInfo]) -> String {
         row(
             "memory",
             format!("GPU {}: {}{peak}", index(gpu, gpus), size(*bytes)),
-            String::new(),
         );
     }
-    for process in &status.procs {
-        row("process", self::process(process, gpus), String::new());
+    for p in &status.procs {
+        row("process", process(p, gpus));
     }
     if status.slices_reasserted > 0 {
         row(
@@ -231,12 +217,12 @@ fn page(c: &Container, gpus: &[GpuInfo]) -> String {
                 "{} timeslices that a process changed were set back",
                 status.slices_reasserted
             ),
-            String::new(),
         );
     }
+    let mut out = format!("{}: {}\n", c.name, state(status.state));
     out += &table.render(Screen::PIPE);
     for note in &status.notes {
-        out += &format!("note: {}\n", crate::error::printable(note));
+        out += &format!("note: {}\n", printable(note));
     }
     out
 }

@@ -177,7 +177,7 @@ gpu.max          = { max = 1000, period = 20000 }
     #[test]
     fn reads_the_documented_file_and_writes_it_back() {
         let all = parse(FILE).unwrap();
-        let trainer = &all[&"trainer".parse().unwrap()];
+        let trainer = &all[&"trainer".parse::<Name>().unwrap()];
         assert_eq!(trainer.labels["team"], "nlp");
         let gpu = "GPU-8f6b1c2e".parse().unwrap();
         assert_eq!(
@@ -185,7 +185,7 @@ gpu.max          = { max = 1000, period = 20000 }
             12 << 30
         );
         assert_eq!(trainer.spec.weight(&gpu).get(), 200);
-        assert!(all[&"team/notebook".parse().unwrap()].spec.idle());
+        assert!(all[&"team/notebook".parse::<Name>().unwrap()].spec.idle());
         assert_eq!(parse(&print(&all)).unwrap(), all);
     }
 

@@ -161,7 +161,9 @@ pub struct Node {
     pub gpus: Vec<GpuInfo>,
     /// GPU processes that belong to no container.
     pub strangers: Vec<Process>,
-    /// Problems that last: a file that could not be read, a guardian that is not there, …
+    /// Problems that last: a file that could not be read, a guardian that is not there, … Under a
+    /// name of its own, for the capabilities have `notes` in the same object.
+    #[serde(rename = "problems")]
     pub notes: Vec<String>,
 }
 
@@ -192,4 +194,29 @@ pub struct Event {
     pub container: Option<Name>,
     /// One line for people.
     pub detail: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_reads_back() {
+        let node = Node {
+            version: "0.1.0".into(),
+            capabilities: Capabilities {
+                backend: crate::BackendKind::Sim,
+                driver: None,
+                patch: None,
+                enforced_by: BTreeMap::new(),
+                meter: "arithmetic".into(),
+                notes: vec!["of the backend".into()],
+            },
+            gpus: Vec::new(),
+            strangers: Vec::new(),
+            notes: vec!["of the daemon".into()],
+        };
+        let text = serde_json::to_string(&node).unwrap();
+        assert_eq!(serde_json::from_str::<Node>(&text).unwrap(), node);
+    }
 }
