@@ -40,10 +40,6 @@ fn with<T: Plain>(params: &mut [u8], call: impl FnOnce(&mut T) -> Status) -> Sta
     status
 }
 
-fn found(done: Option<()>) -> Status {
-    done.map_or(Status::OBJECT_NOT_FOUND, |()| Status::OK)
-}
-
 impl Driver {
     /// Carries out a control for a caller with `uid`; the answer is in `params`.
     pub(crate) fn control(
@@ -285,7 +281,8 @@ impl Driver {
         }
         if cmd == abi::GET_TIMESLICE.number() {
             return with(params, |p: &mut Timeslice| {
-                found(gpu.group(id).map(|group| p.micros = group.slice().0))
+                p.micros = gpu.group(id).map_or(0, |group| group.slice().0);
+                Status::OK
             });
         }
         if cmd == abi::PREEMPT.number() {

@@ -230,6 +230,8 @@ pub struct Gpu {
     passed: u64,
     // Time until the context of `on` is loaded.
     switching: u64,
+    // No group turns before this.
+    turn: u64,
 }
 
 impl Gpu {
@@ -242,6 +244,7 @@ impl Gpu {
             on: None,
             passed: 0,
             switching: 0,
+            turn: u64::MAX,
         }
     }
 
@@ -288,6 +291,7 @@ impl Gpu {
         let (now, launch) = (self.now, self.params.launch.0);
         if let Some(group) = self.groups.get_mut(&id) {
             group.begin(load, now, launch);
+            self.turn = self.turn.min(group.turn);
         }
     }
 
@@ -325,17 +329,19 @@ impl Gpu {
     /// Lets time pass up to `to`; a moment that is past changes nothing.
     pub fn advance(&mut self, to: Micros) {
         loop {
-            let mut next = u64::MAX;
-            for group in self.groups.values_mut() {
-                while group.turn <= self.now {
-                    group.turn();
+            if self.turn <= self.now {
+                self.turn = u64::MAX;
+                for group in self.groups.values_mut() {
+                    while group.turn <= self.now {
+                        group.turn();
+                    }
+                    self.turn = self.turn.min(group.turn);
                 }
-                next = next.min(group.turn);
             }
             if self.now >= to.0 {
                 return;
             }
-            self.step(next.min(to.0));
+            self.step(self.turn.min(to.0));
         }
     }
 
@@ -372,6 +378,7 @@ impl Gpu {
         }
         self.now += time;
         group.run(time, self.now, self.params.launch.0);
+        self.turn = self.turn.min(group.turn);
         self.passed = self.passed.saturating_add(time);
         if !waiting {
             self.passed %= group.slice;
