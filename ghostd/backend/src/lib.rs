@@ -3,9 +3,11 @@
 //!
 //! The trait is synchronous because what lies below it is: ioctls that take some 0.2 ms, and
 //! deadlines of a millisecond that an executor's timer would blur. ghostd gives a backend a thread.
+#![deny(unsafe_code)]
 
 mod procs;
 pub mod sim;
+pub mod stock;
 
 use ghost_model::report::Process;
 use ghost_model::{Action, Capabilities, GpuId, GpuInfo, Members, Name, Sample};

@@ -1,0 +1,443 @@
+//! An unmodified NVIDIA driver, driven from outside of the processes that use it.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`inventory`] | the GPUs, and why some are refused |
+//! | [`telemetry`] | what NVML is asked for, or the file that stands for it |
+//! | [`tenants`] | processes, held by pidfds; finding their clients |
+//! | [`scan`] | the objects of a client |
+//! | [`discovery`] | when to look for what |
+//! | [`groups`] | channel groups and timeslices |
+//! | [`enforce`] | setting timeslices, and reading them back |
+//! | [`meter`], [`ledger`] | who used the GPU |
+//! | [`pauses`] | what the guardian holds for us |
+//! | [`cgroup`] | who belongs where |
+//!
+//! # What a sample costs
+//! With nothing new: one `poll` of all pidfds, one count of clients (3 us), for each GPU a flush of
+//! the trace (20 to 50 us), and a share of the looks that are due once a second or twice: each
+//! process's cgroup (one file) and timeslices (one duplicate, 6 us a group). Where something is
+//! paused, one message to the guardian. Everything else waits for a sign that it is needed.
+
+mod cgroup;
+mod clock;
+mod discovery;
+mod enforce;
+mod groups;
+mod inventory;
+mod ledger;
+mod meter;
+mod pauses;
+mod scan;
+mod telemetry;
+mod tenants;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
+
+use ghost_model::name::sanitize;
+use ghost_model::plan::Why;
+use ghost_model::report::Process;
+use ghost_model::{
+    Action, BackendKind, Capabilities, Enforcer, GpuId, GpuInfo, GpuSample, GpuState, GroupSample,
+    Key, Members, Micros, Name, Sample,
+};
+use ghost_notify::ProcError;
+use ghost_rm::{AllocForm, BranchError, DriverVersion, Session, SessionError};
+
+use crate::{Backend, Event, Failure};
+use groups::Groups;
+use inventory::Board;
+use meter::Meter;
+use pauses::Pauses;
+use telemetry::{FileTelemetry, NvmlTelemetry, Telemetry};
+use tenants::{Tenant, Unclaimed};
+
+pub use telemetry::TelemetryError;
+
+/// Where the driver is. A stand-in for it has all of this in one directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Roots {
+    /// Directory of `nvidiactl` and `nvidia0`…
+    pub dev: PathBuf,
+    /// Directory of `version` and `gpus`.
+    pub proc_nvidia: PathBuf,
+    /// File that stands for NVML; `None` for NVML itself.
+    pub telemetry: Option<PathBuf>,
+    /// Socket of the guardian.
+    pub guardian: PathBuf,
+}
+
+impl Roots {
+    /// Those of this host's driver.
+    pub fn host() -> Self {
+        Self {
+            dev: "/dev".into(),
+            proc_nvidia: "/proc/driver/nvidia".into(),
+            telemetry: None,
+            guardian: "/run/ghost/guardian.sock".into(),
+        }
+    }
+
+    /// Those of a stand-in mounted at `dir`.
+    pub fn standin(dir: PathBuf, guardian: PathBuf) -> Self {
+        Self {
+            proc_nvidia: dir.join("proc/driver/nvidia"),
+            telemetry: Some(dir.join("telemetry.json")),
+            dev: dir,
+            guardian,
+        }
+    }
+}
+
+/// Why there is nothing to drive.
+#[derive(Debug, thiserror::Error)]
+pub enum StockError {
+    /// The driver's version cannot be read.
+    #[error("{path}: cannot read the driver's version; is the nvidia driver loaded?")]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// errno.
+        #[source]
+        source: io::Error,
+    },
+    /// The version is none.
+    #[error("cannot tell the driver's version")]
+    Branch(#[source] BranchError),
+    /// NVML cannot be had.
+    #[error("cannot list the gpus")]
+    Telemetry(#[from] TelemetryError),
+    /// The resource manager cannot be had.
+    #[error("cannot reach the driver's resource manager")]
+    Session(#[from] SessionError),
+}
+
+/// Our own client, and what is known of others.
+struct Rm {
+    session: Session,
+    unclaimed: Unclaimed,
+}
+
+/// The backend for an unmodified driver.
+pub struct Stock {
+    driver: DriverVersion,
+    telemetry: Box<dyn Telemetry>,
+    /// `None` where the driver is refused, and not asked anything.
+    rm: Option<Rm>,
+    boards: Vec<Board>,
+    hierarchy: Option<cgroup::Hierarchy>,
+    members: Members,
+    tenants: BTreeMap<u32, Tenant>,
+    groups: Groups,
+    pauses: Pauses,
+    wanted_pauses: BTreeMap<(usize, Name), Why>,
+    discovery: discovery::State,
+    /// Processes that use a GPU and cannot be held, and why.
+    unreachable: BTreeMap<u32, String>,
+    events: Vec<Event>,
+    reasserted: u64,
+}
+
+impl Stock {
+    /// Begins to drive what is there. GPUs that cannot be shared are refused one by one, all of
+    /// them where the driver's branch is not known.
+    ///
+    /// # Errors
+    /// [`StockError`], if there is no driver at all.
+    pub fn open(roots: Roots) -> Result<Self, StockError> {
+        let text = inventory::driver_version(&roots.proc_nvidia).map_err(|source| {
+            let path = roots.proc_nvidia.join("version");
+            StockError::Version { path, source }
+        })?;
+        let driver: DriverVersion = text.parse().map_err(StockError::Branch)?;
+        let mut telemetry: Box<dyn Telemetry> = match &roots.telemetry {
+            Some(path) => Box::new(FileTelemetry::new(path.clone())),
+            None => Box::new(NvmlTelemetry::open()?),
+        };
+        let cards = telemetry.cards()?;
+        let (boards, session) = match driver.branch() {
+            Ok(branch) => {
+                let mut session = Session::open(&roots.dev, branch.alloc)?;
+                let boards = open_boards(&roots, branch.alloc, &cards, &mut session);
+                (boards, Some(session))
+            }
+            Err(error) => {
+                let refuse = |card| inventory::refused(card, error.to_string());
+                (cards.iter().map(refuse).collect(), None)
+            }
+        };
+        let events = boards.iter().filter_map(|board| match &board.info.state {
+            GpuState::Shared => None,
+            GpuState::Refused(reason) => Some(Event::Refused {
+                pid: None,
+                reason: format!("{}: {reason}", board.info.id),
+            }),
+        });
+        Ok(Self {
+            events: events.collect(),
+            driver,
+            telemetry,
+            rm: session.map(|session| Rm {
+                session,
+                unclaimed: Unclaimed::default(),
+            }),
+            boards,
+            hierarchy: cgroup::Hierarchy::find(),
+            members: Members::default(),
+            tenants: BTreeMap::new(),
+            groups: Groups::default(),
+            pauses: Pauses::new(roots.guardian),
+            wanted_pauses: BTreeMap::new(),
+            discovery: discovery::State::default(),
+            unreachable: BTreeMap::new(),
+            reasserted: 0,
+        })
+    }
+
+    /// How many timeslices were set back since the start.
+    pub fn reasserted(&self) -> u64 {
+        self.reasserted
+    }
+
+    fn board_of(&self, gpu: &GpuId) -> Option<usize> {
+        self.boards.iter().position(|board| board.info.id == *gpu)
+    }
+}
+
+/// The GPUs, in the order of their ids, as samples have them.
+fn open_boards(
+    roots: &Roots,
+    form: AllocForm,
+    cards: &[telemetry::Card],
+    session: &mut Session,
+) -> Vec<Board> {
+    let attached = session.attached().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the driver does not list its gpus");
+        Vec::new()
+    });
+    let minors = inventory::minors(&roots.proc_nvidia);
+    let mut boards: Vec<Board> = cards
+        .iter()
+        .map(|card| {
+            let meter = |gpu| Meter::open(&roots.dev, form, gpu);
+            match inventory::drive(card, session, &attached, &minors, meter) {
+                Ok(driven) => Board {
+                    info: inventory::info_of(card, GpuState::Shared),
+                    driven: Some(driven),
+                },
+                Err(reason) => inventory::refused(card, reason),
+            }
+        })
+        .collect();
+    boards.sort_by(|a, b| a.info.id.cmp(&b.info.id));
+    boards
+}
+
+impl Backend for Stock {
+    fn capabilities(&self) -> Capabilities {
+        let daemon = [
+            Key::Weight,
+            Key::Max,
+            Key::Idle,
+            Key::Latency,
+            Key::Freeze,
+            Key::Devices,
+            Key::Cgroup,
+        ];
+        let mut notes = vec![
+            "a tenant may raise its own timeslice; it is set back within a second".to_owned(),
+        ];
+        let driven = self.boards.iter().filter_map(|board| board.driven.as_ref());
+        let meters: BTreeSet<&str> = driven
+            .clone()
+            .map(|driven| match driven.meter {
+                Meter::ContextSwitches(_) => "context switches, exact under contention",
+                Meter::Telemetry(_) => self.telemetry.source(),
+            })
+            .collect();
+        let mut problems: BTreeSet<&str> = driven
+            .flat_map(|driven| [driven.note.as_deref(), driven.meter.problem()])
+            .flatten()
+            .collect();
+        problems.extend(self.pauses.problem());
+        notes.extend(problems.into_iter().map(str::to_owned));
+        if self.hierarchy.is_none() {
+            notes.push("no cgroup v2 is mounted: processes can only be attached by pid".to_owned());
+        }
+        Capabilities {
+            backend: BackendKind::Stock,
+            driver: Some(self.driver.to_string()),
+            patch: None,
+            enforced_by: daemon.map(|key| (key, Enforcer::Daemon)).into(),
+            meter: meters.into_iter().collect::<Vec<_>>().join("; "),
+            notes,
+        }
+    }
+
+    fn gpus(&mut self) -> Vec<GpuInfo> {
+        match self.telemetry.cards() {
+            Ok(cards) => {
+                for card in cards {
+                    let mut boards = self.boards.iter_mut();
+                    if let Some(board) = boards.find(|board| board.info.id == card.uuid) {
+                        board.info.memory_used = card.memory_used;
+                        board.info.memory_total = card.memory_total;
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the gpus' memory is not known");
+                for board in &mut self.boards {
+                    board.info.memory_used = None;
+                }
+            }
+        }
+        self.boards.iter().map(|board| board.info.clone()).collect()
+    }
+
+    fn set_members(&mut self, members: &Members) {
+        self.members = members.clone();
+        for tenant in self.tenants.values_mut() {
+            tenant.place(&self.members, true);
+        }
+        self.hold_pauses(clock::now());
+    }
+
+    fn sample(&mut self) -> Sample {
+        let now = clock::now();
+        self.pauses.renew(now);
+        self.notice_exits();
+        self.follow_cgroups(now);
+        let mut unknown = BTreeSet::new();
+        for board in &mut self.boards {
+            if let Some(driven) = &mut board.driven {
+                let id = &board.info.id;
+                unknown.extend(driven.meter.step(now, id, self.telemetry.as_mut()));
+            }
+        }
+        self.discover(&unknown, now);
+        self.audit(now);
+        self.hold_pauses(now);
+        self.sample_at(now)
+    }
+
+    fn apply(&mut self, actions: &[Action]) -> Vec<Failure> {
+        let now = clock::now();
+        self.carry_out(actions, now)
+    }
+
+    fn processes(&mut self) -> Vec<Process> {
+        let mut all: BTreeMap<u32, Process> = BTreeMap::new();
+        for tenant in self.tenants.values() {
+            let mut groups = BTreeMap::new();
+            for (_, group) in self.groups.of(tenant.id.pid).filter(|(_, g)| g.compute) {
+                if let Some(board) = self.boards.get(group.gpu) {
+                    *groups.entry(board.info.id.clone()).or_default() += 1;
+                }
+            }
+            let process = Process {
+                pid: tenant.id.pid,
+                command: tenant.command.clone(),
+                container: tenant.container.clone(),
+                groups,
+                memory: BTreeMap::new(),
+                refused: tenant.trouble(self.groups.of(tenant.id.pid).next().is_some()),
+            };
+            all.insert(tenant.id.pid, process);
+        }
+        for (&pid, reason) in &self.unreachable {
+            let mut process = self.idle_process(pid, Name::system());
+            process.refused = Some(reason.clone());
+            all.entry(pid).or_insert(process);
+        }
+        for (pid, name) in self.members_without_gpu() {
+            let process = self.idle_process(pid, name);
+            all.entry(pid).or_insert(process);
+        }
+        for board in &self.boards {
+            for (pid, memory) in self.telemetry.processes(&board.info.id).unwrap_or_default() {
+                if let (Some(process), Some(memory)) = (all.get_mut(&pid), memory) {
+                    process.memory.insert(board.info.id.clone(), memory);
+                }
+            }
+        }
+        all.into_values().collect()
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+}
+
+impl Stock {
+    fn sample_at(&self, now: Micros) -> Sample {
+        let gpus = self.boards.iter().enumerate().filter_map(|(at, board)| {
+            let driven = board.driven.as_ref()?;
+            let here = self.groups.iter().filter(|(_, g)| g.gpu == at && g.compute);
+            let groups = here.filter_map(|(id, group)| {
+                let tenant = self.tenants.get(&group.pid)?;
+                let (used, active) = driven.meter.read(id, now);
+                Some(GroupSample {
+                    id,
+                    pid: group.pid,
+                    container: tenant.container.clone(),
+                    slice: group.reading(now),
+                    used,
+                    active,
+                    paused: self.is_paused(at, tenant),
+                })
+            });
+            Some(GpuSample {
+                gpu: board.info.id.clone(),
+                groups: groups.collect(),
+            })
+        });
+        Sample {
+            at: now,
+            gpus: gpus.collect(),
+        }
+    }
+
+    fn idle_process(&self, pid: u32, container: Name) -> Process {
+        Process {
+            pid,
+            command: sanitize(&tenants::command_of(pid)),
+            container,
+            groups: BTreeMap::new(),
+            memory: BTreeMap::new(),
+            refused: None,
+        }
+    }
+
+    /// Members, attached or by cgroup, whether they use a GPU or not.
+    fn members_without_gpu(&self) -> BTreeMap<u32, Name> {
+        let mut all = BTreeMap::new();
+        for membership in self.members.0.values() {
+            let by_cgroup = membership.cgroups.iter().flat_map(|path| {
+                let hierarchy = self.hierarchy.iter();
+                hierarchy.flat_map(|hierarchy| hierarchy.pids_below(path.as_str()))
+            });
+            let attached = membership.pids.iter().map(|process| process.pid);
+            for pid in attached.chain(by_cgroup) {
+                let Ok(id) = i32::try_from(pid)
+                    .map_err(|_| ProcError::Gone { pid: -1 })
+                    .and_then(ghost_notify::ProcId::of_pid)
+                else {
+                    continue;
+                };
+                let process = ghost_model::ProcId {
+                    pid,
+                    start: id.start_ticks,
+                };
+                let path = cgroup::path_of(pid);
+                let name = self.members.container_of(process, path.as_deref());
+                if !name.is_system() {
+                    all.insert(pid, name);
+                }
+            }
+        }
+        all
+    }
+}
