@@ -101,7 +101,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             std::thread::sleep(asked.period);
             let at = Instant::now();
             sample = stock.sample();
-            let groups = sample.gpus.iter().flat_map(|g| g.groups.iter().map(move |x| (g, x)));
+            let groups = sample
+                .gpus
+                .iter()
+                .flat_map(|g| g.groups.iter().map(move |x| (g, x)));
             let actions = groups.filter_map(|(gpu, group)| {
                 let slice = *asked.slices.get(&group.pid)?;
                 let (gpu, group) = (gpu.gpu.clone(), group.id);

@@ -3,13 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use ghost_model::name::sanitize;
 use ghost_model::{Members, Name, ProcId};
 
-/// Where cgroup v2 is mounted.
-const CGROUPS: &str = "/sys/fs/cgroup";
+use crate::cgroup::{self, Hierarchy};
 
 /// The process that has `pid` now.
 pub(crate) fn identify(pid: u32) -> Option<ProcId> {
@@ -18,13 +16,6 @@ pub(crate) fn identify(pid: u32) -> Option<ProcId> {
         pid,
         start: id.start_ticks,
     })
-}
-
-/// The path of a process's cgroup (v2), as [`Members::container_of`] takes it.
-pub(crate) fn cgroup(pid: u32) -> Option<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
-    Some(path.to_owned())
 }
 
 /// The name of a process, fit for a terminal.
@@ -40,23 +31,18 @@ pub(crate) fn alive(members: &Members) -> BTreeMap<ProcId, Name> {
         .copied()
         .filter(|&id| identify(id.pid) == Some(id))
         .collect();
-    for path in members.0.values().flat_map(|m| &m.cgroups) {
-        let below = path.as_str().trim_start_matches('/');
-        let mut left: Vec<PathBuf> = vec![Path::new(CGROUPS).join(below)];
-        while let Some(dir) = left.pop() {
-            let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-            let pids = procs.lines().filter_map(|pid| pid.parse().ok());
-            all.extend(pids.filter_map(identify));
-            let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-            left.extend(
-                entries
-                    .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
-                    .map(|e| e.path()),
-            );
-        }
+    let cgroups = members.0.values().flat_map(|m| &m.cgroups);
+    if let Some(hierarchy) = Hierarchy::find() {
+        let pids = cgroups.flat_map(|path| hierarchy.pids_below(path.as_str()));
+        all.extend(pids.filter_map(identify));
     }
     all.into_iter()
-        .map(|id| (id, members.container_of(id, cgroup(id.pid).as_deref())))
+        .map(|id| {
+            (
+                id,
+                members.container_of(id, cgroup::path_of(id.pid).as_deref()),
+            )
+        })
         .collect()
 }
 

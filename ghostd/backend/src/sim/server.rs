@@ -254,7 +254,11 @@ impl Peer {
                 if self.groups.is_empty() {
                     let pid = self.process.pid;
                     let command = procs::command(pid).unwrap_or_default();
-                    world.start(self.process, &command, procs::cgroup(pid).as_deref());
+                    world.start(
+                        self.process,
+                        &command,
+                        crate::cgroup::path_of(pid).as_deref(),
+                    );
                 }
                 let spawned = index.and_then(|i| world.spawn(self.process, i, hello.load()));
                 self.groups.extend(spawned.map(|id| (id, 0)));

@@ -144,7 +144,7 @@ impl World {
                     .iter_mut()
                     .for_each(|d| d.gpu.advance(Micros(tick)));
                 self.measure();
-                tick += every;
+                tick = tick.saturating_add(every);
             }
         }
         self.devices.iter_mut().for_each(|d| d.gpu.advance(to));
@@ -288,7 +288,7 @@ impl World {
         self.members = members.clone();
         for (&id, proc) in &mut self.processes {
             if matches!(self.clock, Clock::Monotonic) {
-                proc.cgroup = procs::cgroup(id.pid);
+                proc.cgroup = crate::cgroup::path_of(id.pid);
             }
             proc.container = members.container_of(id, proc.cgroup.as_deref());
         }

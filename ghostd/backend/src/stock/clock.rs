@@ -9,7 +9,10 @@ fn read(clock: ClockId) -> u64 {
     let Ok(time) = clock_gettime(clock) else {
         return 0;
     };
-    let (seconds, nanos) = (time.tv_sec().cast_unsigned(), time.tv_nsec().cast_unsigned());
+    let (seconds, nanos) = (
+        time.tv_sec().cast_unsigned(),
+        time.tv_nsec().cast_unsigned(),
+    );
     seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
 }
 

@@ -192,7 +192,10 @@ impl Stock {
         for pid in listed {
             let tenant = self.tenants.get(&pid);
             if tenant.is_some_and(|tenant| tenant.command.starts_with(MPS_SERVER)) {
-                self.refuse(pid, "it is an MPS server, whose clients share one channel group");
+                self.refuse(
+                    pid,
+                    "it is an MPS server, whose clients share one channel group",
+                );
             } else if mps.contains(&pid) {
                 self.refuse(
                     pid,
@@ -217,7 +220,11 @@ impl Stock {
             } else {
                 Reach::Frontier
             };
-            let known: BTreeSet<_> = self.groups.of(pid).map(|(_, g)| (g.client, g.object)).collect();
+            let known: BTreeSet<_> = self
+                .groups
+                .of(pid)
+                .map(|(_, g)| (g.client, g.object))
+                .collect();
             let is_new = |client, object| !known.contains(&(client, object));
             let seen = tenant.scan(&rm.session, reach, is_new);
             let mut found = false;
@@ -388,6 +395,9 @@ fn pids_on(board: &mut Board, rm: &Rm) -> Option<(BTreeSet<u32>, Vec<u32>)> {
         }
     }
     driven.class = driven.class.or(used);
-    let mps = rm.session.pids(driven.subdevice, CLASS_MPS).unwrap_or_default();
+    let mps = rm
+        .session
+        .pids(driven.subdevice, CLASS_MPS)
+        .unwrap_or_default();
     Some((pids, mps))
 }

@@ -31,7 +31,10 @@ impl Stock {
     fn set_slices(&mut self, actions: &[Action], now: Micros) -> Vec<Failure> {
         let mut by_client = BTreeMap::<(u32, Client), Vec<(GroupId, u64, &Action)>>::new();
         for action in actions {
-            let Action::SetSlice { group: id, slice, .. } = action else {
+            let Action::SetSlice {
+                group: id, slice, ..
+            } = action
+            else {
                 continue;
             };
             let us = settable(*slice);
@@ -121,9 +124,11 @@ impl Stock {
                 let group = groups.get(id)?;
                 let in_force = control.get_timeslice(client, group.object);
                 let changed = match (&in_force, group.wanted) {
-                    (Ok(in_force), Some(wanted)) if *in_force != wanted => {
-                        Some(control.set_timeslice(client, group.object, wanted).map(|()| wanted))
-                    }
+                    (Ok(in_force), Some(wanted)) if *in_force != wanted => Some(
+                        control
+                            .set_timeslice(client, group.object, wanted)
+                            .map(|()| wanted),
+                    ),
                     _ => None,
                 };
                 Some((id, in_force, changed))
@@ -139,7 +144,10 @@ impl Stock {
             let Some(group) = self.groups.get(id) else {
                 continue;
             };
-            let driven = self.boards.get(group.gpu).and_then(|board| board.driven.as_ref());
+            let driven = self
+                .boards
+                .get(group.gpu)
+                .and_then(|board| board.driven.as_ref());
             let (Some(driven), Some(rm)) = (driven, &self.rm) else {
                 continue;
             };
@@ -169,7 +177,10 @@ impl Stock {
             self.drop_group(id);
         }
         // Its copy groups may be gone with it: all of the client's are found again.
-        let copies = self.groups.of(pid).filter(|(_, g)| g.client == client && !g.compute);
+        let copies = self
+            .groups
+            .of(pid)
+            .filter(|(_, g)| g.client == client && !g.compute);
         for id in copies.map(|(id, _)| id).collect::<Vec<_>>() {
             self.drop_group(id);
         }
@@ -180,7 +191,10 @@ impl Stock {
 
     fn count_reassertion(&mut self, pid: u32, id: GroupId) {
         self.reasserted += 1;
-        let gpu = self.groups.get(id).and_then(|group| self.boards.get(group.gpu));
+        let gpu = self
+            .groups
+            .get(id)
+            .and_then(|group| self.boards.get(group.gpu));
         if let (Some(tenant), Some(board)) = (self.tenants.get(&pid), gpu) {
             self.events.push(Event::Reasserted {
                 pid,
@@ -193,7 +207,11 @@ impl Stock {
     fn switch_pauses(&mut self, actions: &[Action], now: Micros) -> Vec<Failure> {
         for action in actions {
             match action {
-                Action::Pause { gpu, container, why } => {
+                Action::Pause {
+                    gpu,
+                    container,
+                    why,
+                } => {
                     if let Some(board) = self.board_of(gpu) {
                         self.wanted_pauses.insert((board, container.clone()), *why);
                     }
@@ -226,7 +244,10 @@ impl Stock {
         }
         let mut targets = Vec::new();
         for ((gpu, container), why) in &self.wanted_pauses {
-            let driven = self.boards.get(*gpu).and_then(|board| board.driven.as_ref());
+            let driven = self
+                .boards
+                .get(*gpu)
+                .and_then(|board| board.driven.as_ref());
             let Some(driven) = driven else { continue };
             let inside = self.tenants.values().filter(|t| t.container == *container);
             for tenant in inside.filter(|tenant| tenant.refused.is_none()) {

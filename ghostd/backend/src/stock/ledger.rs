@@ -55,7 +55,7 @@ struct Account {
 }
 
 /// GPU time of each group of one GPU. All times are nanoseconds of one clock, whichever.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Ledger {
     accounts: BTreeMap<GroupId, Account>,
     owners: BTreeMap<(u32, u32), GroupId>,
@@ -157,7 +157,7 @@ impl Ledger {
         };
         let length = at.saturating_sub(resident.from);
         let list = if length <= longest_turn(account) {
-            account.used += length;
+            account.used += at.saturating_sub(resident.settled);
             &mut self.contended
         } else {
             &mut self.waiting
@@ -170,16 +170,20 @@ impl Ledger {
 
     /// Whether there is time that a sample of utilization would settle.
     pub(super) fn wants_sample(&self, now: u64) -> bool {
-        !self.waiting.is_empty() || self.overstays(now).is_some()
+        let overstays = |open: Interval| {
+            let account = self.accounts.get(&open.group);
+            let turn = account.map_or(u64::MAX, longest_turn);
+            self.resident
+                .is_some_and(|resident| now.saturating_sub(resident.from) > turn)
+        };
+        !self.waiting.is_empty() || self.open(now).is_some_and(overstays)
     }
 
-    /// The resident group and its unsettled time, if it is there for longer than its turn.
-    fn overstays(&self, now: u64) -> Option<Interval> {
-        let resident = self.resident?;
+    /// The unsettled time of the group that is resident.
+    fn open(&self, now: u64) -> Option<Interval> {
+        let resident = self.resident.filter(|r| r.settled < now)?;
         let group = *self.owners.get(&(resident.pid, resident.context))?;
-        let account = self.accounts.get(&group)?;
-        let length = now.saturating_sub(resident.from);
-        (length > longest_turn(account)).then_some(Interval {
+        Some(Interval {
             group,
             from: resident.settled,
             to: now,
@@ -204,7 +208,7 @@ impl Ledger {
     fn settle(&mut self, from: u64, to: u64, busy: u32) {
         let busy_ns = to.saturating_sub(from) * u64::from(busy) / 10_000;
         let contended: u64 = self.contended.iter().map(|i| i.overlap(from, to)).sum();
-        let open = self.overstays(to);
+        let open = self.open(to);
         let mut shares: BTreeMap<GroupId, u64> = BTreeMap::new();
         for interval in self.waiting.iter().chain(&open) {
             *shares.entry(interval.group).or_default() += interval.overlap(from, to);
@@ -215,9 +219,8 @@ impl Ledger {
             if let Some(account) = self.accounts.get_mut(group) {
                 let part = u128::from(*resident) * u128::from(left);
                 account.used += part.checked_div(uncontended.into()).unwrap_or(0) as u64;
-                if shares.len() == 1 && contended == 0 && busy < IDLE {
-                    account.idle = to;
-                }
+                let is_idle = shares.len() == 1 && contended == 0 && busy < IDLE;
+                account.idle = if is_idle { to } else { 0 };
             }
         }
         self.contended.retain(|interval| interval.to > to);
@@ -239,6 +242,7 @@ impl Ledger {
         let waiting = self.waiting.iter().find(|i| i.group == group);
         let unsettled = waiting.map(|i| i.from).or(resident.map(|r| r.settled));
         let recent = account.came.is_some_and(|came| came + window > now);
+        // Who works on after it idled does not come anew: the next sample tells.
         let at_work = resident.is_some_and(|r| account.idle <= r.from);
         Some(Balance {
             used: account.used,
@@ -324,6 +328,10 @@ mod tests {
         ledger.sample(&[busy(1200 * MS, 2000), busy(1400 * MS, 0)]);
         let idle = ledger.balance(GroupId(1), 1450 * MS, WINDOW).unwrap();
         assert_eq!((idle.used, idle.active), (40 * MS, false));
+        let mut again = ledger.clone();
+        again.sample(&[busy(1400 * MS, 0), busy(1600 * MS, 10_000)]);
+        let again = again.balance(GroupId(1), 1600 * MS, WINDOW).unwrap();
+        assert_eq!((again.used, again.active), (240 * MS, true));
         // The other one comes, and it leaves: what it idled since is not counted.
         ledger.switch(edge(Edge::End, 10, 100, 1500 * MS), 1500 * MS);
         turn(&mut ledger, 20, 200, 1501 * MS, 1503 * MS);
@@ -343,10 +351,7 @@ mod tests {
         ledger.add(GroupId(3), 30, &[300]);
         turn(&mut ledger, 30, 300, 3 * MS, 4 * MS);
         assert!(ledger.take_unknown().is_empty());
-        assert_eq!(
-            ledger.balance(GroupId(3), 5 * MS, WINDOW).unwrap().used,
-            MS
-        );
+        assert_eq!(ledger.balance(GroupId(3), 5 * MS, WINDOW).unwrap().used, MS);
     }
 
     #[test]

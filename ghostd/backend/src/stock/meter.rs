@@ -111,8 +111,10 @@ pub(super) struct Tracer {
     offset_ns: u64,
     synced: Micros,
     asked: Micros,
-    /// The moment up to which the trace was read whole.
+    /// The moment up to which the trace was read.
     read_to: Micros,
+    /// Whether nothing of it was missing the last time.
+    whole: bool,
     problem: Option<String>,
 }
 
@@ -128,6 +130,7 @@ impl Tracer {
             synced: now,
             asked: now,
             read_to: now,
+            whole: true,
             problem: None,
         };
         tracer.sync(now)?;
@@ -144,6 +147,7 @@ impl Tracer {
     }
 
     fn step(&mut self, now: Micros) -> BTreeSet<u32> {
+        self.whole = false;
         let read = self.drain(now);
         let sampled = read.and_then(|()| self.sample(now));
         self.problem = sampled.err().map(|error| {
@@ -158,6 +162,7 @@ impl Tracer {
             self.sync(now)?;
         }
         let drained = self.trace.drain(&mut self.switches)?;
+        self.read_to = clock::now();
         if drained.lost {
             self.ledger.lose_track();
         }
@@ -166,9 +171,7 @@ impl Tracer {
             let at = switch.at_ns.wrapping_add(self.offset_ns);
             whole &= self.ledger.switch(switch, at);
         }
-        if whole {
-            self.read_to = now;
-        }
+        self.whole = whole;
         Ok(())
     }
 
@@ -189,17 +192,16 @@ impl Tracer {
     fn read(&self, group: GroupId, now: Micros) -> (Reading<Micros>, Reading<bool>) {
         let round_us = self.ledger.round() / 1000;
         let window = (round_us + round_us / 4).clamp(WINDOW_US, FRESH_US);
-        let balance = self.ledger.balance(group, now.0 * 1000, window * 1000);
-        let Some(balance) = balance else {
+        let to = self.read_to;
+        let Some(balance) = self.ledger.balance(group, to.0 * 1000, window * 1000) else {
             return (Reading::Missing, Reading::Missing);
         };
+        let (used, at) = (Micros(balance.used / 1000), Micros(balance.at / 1000));
         // What is missing from the trace is missing from all counts.
-        let at = Micros(balance.at / 1000).min(self.read_to);
-        let whole = self.read_to == now;
-        let used = Micros(balance.used / 1000);
+        let fresh = self.whole && now.since(at).0 <= FRESH_US;
         (
-            reading(used, at, whole && now.since(at).0 <= FRESH_US),
-            reading(balance.active, self.read_to, whole),
+            reading(used, at, fresh),
+            reading(balance.active, to, self.whole),
         )
     }
 }

@@ -11,7 +11,6 @@
 //! | [`enforce`] | setting timeslices, and reading them back |
 //! | [`meter`], [`ledger`] | who used the GPU |
 //! | [`pauses`] | what the guardian holds for us |
-//! | [`cgroup`] | who belongs where |
 //!
 //! # What a sample costs
 //! With nothing new: one `poll` of all pidfds, one count of clients (3 us), for each GPU a flush of
@@ -19,7 +18,6 @@
 //! process's cgroup (one file) and timeslices (one duplicate, 6 us a group). Where something is
 //! paused, one message to the guardian. Everything else waits for a sign that it is needed.
 
-mod cgroup;
 mod clock;
 mod discovery;
 mod enforce;
@@ -36,17 +34,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 
-use ghost_model::name::sanitize;
 use ghost_model::plan::Why;
 use ghost_model::report::Process;
 use ghost_model::{
     Action, BackendKind, Capabilities, Enforcer, GpuId, GpuInfo, GpuSample, GpuState, GroupSample,
     Key, Members, Micros, Name, Sample,
 };
-use ghost_notify::ProcError;
 use ghost_rm::{AllocForm, BranchError, DriverVersion, Session, SessionError};
 
-use crate::{Backend, Event, Failure};
+use crate::cgroup::Hierarchy;
+use crate::{Backend, Event, Failure, procs};
 use groups::Groups;
 use inventory::Board;
 use meter::Meter;
@@ -127,7 +124,7 @@ pub struct Stock {
     /// `None` where the driver is refused, and not asked anything.
     rm: Option<Rm>,
     boards: Vec<Board>,
-    hierarchy: Option<cgroup::Hierarchy>,
+    hierarchy: Option<Hierarchy>,
     members: Members,
     tenants: BTreeMap<u32, Tenant>,
     groups: Groups,
@@ -184,7 +181,7 @@ impl Stock {
                 unclaimed: Unclaimed::default(),
             }),
             boards,
-            hierarchy: cgroup::Hierarchy::find(),
+            hierarchy: Hierarchy::find(),
             members: Members::default(),
             tenants: BTreeMap::new(),
             groups: Groups::default(),
@@ -246,9 +243,8 @@ impl Backend for Stock {
             Key::Devices,
             Key::Cgroup,
         ];
-        let mut notes = vec![
-            "a tenant may raise its own timeslice; it is set back within a second".to_owned(),
-        ];
+        let mut notes =
+            vec!["a tenant may raise its own timeslice; it is set back within a second".to_owned()];
         let driven = self.boards.iter().filter_map(|board| board.driven.as_ref());
         let meters: BTreeSet<&str> = driven
             .clone()
@@ -320,7 +316,7 @@ impl Backend for Stock {
         self.discover(&unknown, now);
         self.audit(now);
         self.hold_pauses(now);
-        self.sample_at(now)
+        self.sample_at(clock::now())
     }
 
     fn apply(&mut self, actions: &[Action]) -> Vec<Failure> {
@@ -348,13 +344,13 @@ impl Backend for Stock {
             all.insert(tenant.id.pid, process);
         }
         for (&pid, reason) in &self.unreachable {
-            let mut process = self.idle_process(pid, Name::system());
+            let mut process = without_gpu(pid, Name::system());
             process.refused = Some(reason.clone());
             all.entry(pid).or_insert(process);
         }
-        for (pid, name) in self.members_without_gpu() {
-            let process = self.idle_process(pid, name);
-            all.entry(pid).or_insert(process);
+        for (id, container) in procs::alive(&self.members) {
+            let process = without_gpu(id.pid, container);
+            all.entry(id.pid).or_insert(process);
         }
         for board in &self.boards {
             for (pid, memory) in self.telemetry.processes(&board.info.id).unwrap_or_default() {
@@ -399,45 +395,15 @@ impl Stock {
             gpus: gpus.collect(),
         }
     }
+}
 
-    fn idle_process(&self, pid: u32, container: Name) -> Process {
-        Process {
-            pid,
-            command: sanitize(&tenants::command_of(pid)),
-            container,
-            groups: BTreeMap::new(),
-            memory: BTreeMap::new(),
-            refused: None,
-        }
-    }
-
-    /// Members, attached or by cgroup, whether they use a GPU or not.
-    fn members_without_gpu(&self) -> BTreeMap<u32, Name> {
-        let mut all = BTreeMap::new();
-        for membership in self.members.0.values() {
-            let by_cgroup = membership.cgroups.iter().flat_map(|path| {
-                let hierarchy = self.hierarchy.iter();
-                hierarchy.flat_map(|hierarchy| hierarchy.pids_below(path.as_str()))
-            });
-            let attached = membership.pids.iter().map(|process| process.pid);
-            for pid in attached.chain(by_cgroup) {
-                let Ok(id) = i32::try_from(pid)
-                    .map_err(|_| ProcError::Gone { pid: -1 })
-                    .and_then(ghost_notify::ProcId::of_pid)
-                else {
-                    continue;
-                };
-                let process = ghost_model::ProcId {
-                    pid,
-                    start: id.start_ticks,
-                };
-                let path = cgroup::path_of(pid);
-                let name = self.members.container_of(process, path.as_deref());
-                if !name.is_system() {
-                    all.insert(pid, name);
-                }
-            }
-        }
-        all
+fn without_gpu(pid: u32, container: Name) -> Process {
+    Process {
+        pid,
+        command: procs::command(pid).unwrap_or_default(),
+        container,
+        groups: BTreeMap::new(),
+        memory: BTreeMap::new(),
+        refused: None,
     }
 }

@@ -99,7 +99,11 @@ impl Pauses {
             })
             .collect();
         let mut failed = Vec::new();
-        if !over.is_empty() && self.ask(now, |guardian| guardian.resume(over.clone())).is_ok() {
+        if !over.is_empty()
+            && self
+                .ask(now, |guardian| guardian.resume(over.clone()))
+                .is_ok()
+        {
             self.held.retain(|key, _| !over.contains(key));
         }
         if missing.is_empty() {

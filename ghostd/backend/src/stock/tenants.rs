@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::RawFd;
 
-use ghost_model::name::sanitize;
 use ghost_model::{GpuId, Members, Micros, Name, ProcId};
 use ghost_notify::{PidFd, ProcError};
 use ghost_rm::abi::discover::{CLIENT_BASE, CLIENT_SPACE};
 use ghost_rm::{Client, Control, Object, RmError, Session};
 
-use super::cgroup;
+use crate::{cgroup, procs};
+
 use super::scan::{Found, Objects, Reach};
 
 /// The most clients that a tenant is searched for.
@@ -143,7 +143,7 @@ impl Tenant {
         Ok(Self {
             id,
             held,
-            command: command_of(pid),
+            command: procs::command(pid).unwrap_or_default(),
             container: Name::system(),
             refused: None,
             appeared: BTreeSet::new(),
@@ -331,10 +331,4 @@ fn control_nodes(pid: u32) -> Vec<RawFd> {
         is_it.then_some(number)
     });
     numbers.take(MAX_NODES).collect()
-}
-
-/// The name of a process, made fit for a terminal.
-pub(super) fn command_of(pid: u32) -> String {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    sanitize(name.trim_end_matches('\n'))
 }

@@ -13,7 +13,7 @@ const MAX_DEPTH: usize = 32;
 
 /// The v2 hierarchy of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Hierarchy {
+pub(crate) struct Hierarchy {
     /// Where it is mounted.
     mount: PathBuf,
     /// Which of its cgroups is mounted there: `/`, but in a cgroup namespace.
@@ -22,7 +22,7 @@ pub(super) struct Hierarchy {
 
 impl Hierarchy {
     /// The one that is mounted, on hybrid hosts too.
-    pub(super) fn find() -> Option<Self> {
+    pub(crate) fn find() -> Option<Self> {
         Self::parse(&fs::read_to_string("/proc/self/mountinfo").ok()?)
     }
 
@@ -41,7 +41,7 @@ impl Hierarchy {
     }
 
     /// The processes in `path` and below, no more than 100,000.
-    pub(super) fn pids_below(&self, path: &str) -> Vec<u32> {
+    pub(crate) fn pids_below(&self, path: &str) -> Vec<u32> {
         let inside = if self.root == "/" {
             Some(path)
         } else {
@@ -76,7 +76,7 @@ fn collect(cgroup: &Path, depth: usize, pids: &mut Vec<u32>) {
 }
 
 /// The path of a process in the v2 hierarchy; `None` if it has exited.
-pub(super) fn path_of(pid: u32) -> Option<String> {
+pub(crate) fn path_of(pid: u32) -> Option<String> {
     v2_line(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }
 
