@@ -128,7 +128,7 @@ impl Bucket {
         if elapsed > 0 {
             self.start = self.start + Micros(elapsed.saturating_mul(self.period.0));
             self.run_until(self.start, running);
-            self.credit(signed(elapsed.saturating_mul(self.max)));
+            self.level = refill(self.level, self.max, elapsed);
             passed.periods = u64::from(self.worked || self.ran_out);
             passed.throttled = u64::from(self.ran_out);
             (self.worked, self.ran_out) = (false, false);
@@ -197,12 +197,7 @@ impl Bucket {
 
     /// Decides whether the container may run.
     pub fn judge(&mut self) {
-        let worth = signed(QUANTUM.0.min(self.max) / 2).max(1);
-        if self.level < worth {
-            self.throttled = true;
-        } else if self.level >= signed(QUANTUM.0.min(self.max / 2)).max(1) {
-            self.throttled = false;
-        }
+        self.throttled = !may_run(self.level, self.max, self.throttled);
         self.ran_out |= self.throttled;
     }
 
@@ -232,6 +227,133 @@ impl Bucket {
     }
 }
 
+/// What may be used after `periods` have begun.
+pub fn refill(level: i64, max: u64, periods: u64) -> i64 {
+    let full = signed(max);
+    level
+        .saturating_add(signed(periods.saturating_mul(max)))
+        .min(full)
+}
+
+/// Whether what may be used is worth to run for; to begin again it must be more.
+pub fn may_run(level: i64, max: u64, throttled: bool) -> bool {
+    let worth = if throttled {
+        QUANTUM.0.min(max / 2)
+    } else {
+        QUANTUM.0.min(max) / 2
+    };
+    level >= signed(worth).max(1)
+}
+
 fn signed(us: u64) -> i64 {
     i64::try_from(us).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn budget(max: u64, period: u64) -> Budget {
+        Budget {
+            max: Some(Micros(max)),
+            period: Micros(period),
+        }
+    }
+
+    fn ms(n: u64) -> Micros {
+        Micros::from_millis(n)
+    }
+
+    fn full() -> Bucket {
+        Bucket::new(&budget(30_000, 100_000), Micros::ZERO).unwrap()
+    }
+
+    #[test]
+    fn a_whole_gpu_is_no_limit() {
+        assert_eq!(Bucket::new(&Budget::UNLIMITED, Micros::ZERO), None);
+        assert_eq!(Bucket::new(&budget(100_000, 100_000), Micros::ZERO), None);
+    }
+
+    #[test]
+    fn an_overrun_is_paid_by_the_next_periods() {
+        let mut b = full();
+        assert_eq!(b.wake(true), Some(ms(30)));
+        b.advance(ms(95), true);
+        b.read(ms(95), ms(95));
+        b.judge();
+        assert_eq!((b.level(), b.throttled()), (-65_000, true));
+        let mut passed = [Passed::default(); 3];
+        for (i, passed) in passed.iter_mut().enumerate() {
+            *passed = b.advance(ms(100 * (i as u64 + 1)), false);
+            b.judge();
+        }
+        assert_eq!(passed.map(|p| (p.periods, p.throttled)), [(1, 1); 3]);
+        assert_eq!((b.level(), b.throttled()), (25_000, false));
+        assert_eq!(b.wake(true), Some(ms(325)));
+    }
+
+    #[test]
+    fn nothing_is_saved_and_nothing_counted_while_idle() {
+        let mut b = full();
+        assert_eq!(b.advance(ms(1_050), true), Passed::default());
+        b.read(Micros::ZERO, ms(1_050));
+        assert_eq!(b.level(), 30_000);
+        assert_eq!(b.wake(false), None);
+        assert_eq!(b.wake(true), Some(ms(1_080)));
+    }
+
+    #[test]
+    fn an_estimate_is_put_right_by_the_reading_and_stands_where_none_can_come() {
+        let mut b = full();
+        b.advance(ms(20), true);
+        assert_eq!(b.level(), 10_000, "the whole GPU until it is known better");
+        b.read(ms(5), ms(10));
+        assert_eq!(b.level(), 15_000, "5 used of 10, and 10 more are not known");
+        b.settle();
+        assert_eq!(b.level(), 15_000);
+        b.read(ms(900), ms(20));
+        b.advance(ms(30), false);
+        b.read(ms(900), ms(30));
+        assert_eq!(b.level(), 5_000, "there were no 900 ms to use");
+        assert!(b.is_valid() || b.level() <= 0);
+    }
+
+    #[test]
+    fn a_change_keeps_what_was_used() {
+        let mut b = full();
+        b.advance(ms(20), true);
+        b.read(ms(20), ms(20));
+        let b = b.changed(&budget(50_000, 100_000)).unwrap();
+        assert_eq!(b.level(), 30_000);
+        let b = b.changed(&budget(10_000, 50_000)).unwrap();
+        assert_eq!(b.level(), -10_000);
+        assert_eq!(b.changed(&Budget::UNLIMITED), None);
+    }
+
+    proptest! {
+        #[test]
+        fn always_valid(
+            max in 1u64..100_000,
+            period in 1u64..100_000,
+            steps in prop::collection::vec(
+                (0u64..300_000, any::<bool>(), 0u64..200_000, 0u64..400_000, any::<bool>()), 1..40),
+        ) {
+            let Some(mut b) = Bucket::new(&budget(max, period), Micros::ZERO) else {
+                return Ok(());
+            };
+            let mut now = Micros::ZERO;
+            for (span, running, used, lag, ended) in steps {
+                now = now + Micros(span);
+                b.advance(now, running);
+                if ended {
+                    b.settle();
+                }
+                b.read(Micros(used), Micros(now.0.saturating_sub(lag)));
+                b.judge();
+                prop_assert!(b.is_valid(), "{b:?}");
+                prop_assert!(b.wake(true).is_some_and(|wake| wake > now));
+            }
+        }
+    }
 }

@@ -3,23 +3,25 @@
 
 use crate::share::{MILLION, part};
 use crate::tree::Node;
-use crate::tuning::{FEEDBACK_DEAD_BAND, FEEDBACK_PLAUSIBLE, FEEDBACK_RANGE, FEEDBACK_ROUNDS, FEEDBACK_WINDOW};
+use crate::tuning::{
+    FEEDBACK_DEAD_BAND, FEEDBACK_PLAUSIBLE, FEEDBACK_RANGE, FEEDBACK_ROUNDS, FEEDBACK_WINDOW,
+};
 use ghost_model::Micros;
 
 /// One step. `window` is where the present one began, `round` the length of a round, `own` the
 /// wanted part of each node's own groups, `seen` what they used since the last step and whether
-/// they surely had work. Anything that changes who should get what begins a new window.
+/// they surely had work. Anything that changes who should get what, or a slice, begins a new one.
 pub(crate) fn step(
     nodes: &mut [Node<'_>],
     own: &[u64],
     seen: impl Iterator<Item = (Micros, bool)>,
     changed: bool,
-    window: &mut Micros,
+    window: &mut Option<Micros>,
     round: Micros,
     now: Micros,
 ) {
     let long = FEEDBACK_WINDOW.max(Micros(round.0 * FEEDBACK_ROUNDS));
-    let over = now.since(*window) >= long;
+    let over = window.is_some_and(|from| now.since(from) >= long);
     for (node, (used, backlogged)) in nodes.iter_mut().zip(seen) {
         node.memory.window_used = node.memory.window_used + used;
         node.memory.backlogged &= backlogged;
@@ -30,8 +32,8 @@ pub(crate) fn step(
     if over && !changed {
         correct(nodes, own);
     }
-    if over || changed {
-        *window = now;
+    if over || changed || window.is_none() {
+        *window = Some(now);
         for node in nodes {
             node.memory.window_used = Micros::ZERO;
             node.memory.backlogged = true;
@@ -58,8 +60,17 @@ fn correct(nodes: &mut [Node<'_>], own: &[u64]) {
         counts(node) && wanted.abs_diff(got) <= part(wanted, FEEDBACK_PLAUSIBLE, MILLION)
     };
     let sums = sum(nodes, &plausible);
-    let keep: Vec<bool> = nodes.iter().zip(own).map(|(n, own)| plausible(n, *own)).collect();
-    for ((node, own), _) in nodes.iter_mut().zip(own).zip(keep).filter(|(_, keep)| *keep) {
+    let keep: Vec<bool> = nodes
+        .iter()
+        .zip(own)
+        .map(|(n, own)| plausible(n, *own))
+        .collect();
+    for ((node, own), _) in nodes
+        .iter_mut()
+        .zip(own)
+        .zip(keep)
+        .filter(|(_, keep)| *keep)
+    {
         let (wanted, got) = of(node, *own, sums);
         if wanted.abs_diff(got) > FEEDBACK_DEAD_BAND {
             let corrected = part(node.memory.factor, wanted + got, 2 * got);

@@ -38,8 +38,9 @@ pub enum Violation {
 /// The first [`Violation`].
 pub fn plan(sample: &Sample, plan: &Plan) -> Result<(), Violation> {
     let there = groups(sample);
-    let (groups, containers): (BTreeSet<_>, BTreeSet<_>) =
-        there.map(|(gpu, id, name)| ((gpu, id), (gpu, name))).unzip();
+    let (groups, containers): (BTreeSet<_>, BTreeSet<_>) = there
+        .map(|(gpu, id, name)| ((gpu, id), (gpu, name)))
+        .unzip();
     let (mut slices, mut pauses) = (BTreeSet::new(), BTreeSet::new());
     let mut stage = 0;
     for action in &plan.actions {
@@ -84,7 +85,10 @@ pub fn plan(sample: &Sample, plan: &Plan) -> Result<(), Violation> {
 /// The first [`Violation`].
 pub fn memory(memory: &Memory) -> Result<(), Violation> {
     for (gpu, on) in &memory.gpus {
-        let top = on.containers.iter().filter(|(name, _)| name.parent().is_none());
+        let top = on
+            .containers
+            .iter()
+            .filter(|(name, _)| name.parent().is_none());
         let sum = top.map(|(_, c)| c.share).sum();
         if sum > ONE {
             return Err(Violation::Shares(gpu.clone(), sum));
@@ -102,5 +106,9 @@ pub fn memory(memory: &Memory) -> Result<(), Violation> {
 
 fn groups(sample: &Sample) -> impl Iterator<Item = (&GpuId, GroupId, &Name)> {
     let gpus = sample.gpus.iter();
-    gpus.flat_map(|g| g.groups.iter().map(|group| (&g.gpu, group.id, &group.container)))
+    gpus.flat_map(|g| {
+        g.groups
+            .iter()
+            .map(|group| (&g.gpu, group.id, &group.container))
+    })
 }

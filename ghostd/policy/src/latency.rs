@@ -48,7 +48,11 @@ pub(crate) fn protect(nodes: &[Node<'_>], groups: &mut [Group<'_>]) {
     let protected = |g: &Group<'_>| target(&nodes[g.node]).is_some();
     let neighbour = |g: &&Group<'_>| !protected(g) && nodes[g.node].why.is_none();
     let (mut n, mut sum, mut min) = (0, 0, u64::MAX);
-    for g in groups.iter().filter(neighbour).filter(|g| g.memory.active()) {
+    for g in groups
+        .iter()
+        .filter(neighbour)
+        .filter(|g| g.memory.active())
+    {
         n += 1;
         sum += g.wanted.0;
         min = min.min(g.wanted.0);
@@ -74,7 +78,10 @@ pub(crate) fn protect(nodes: &[Node<'_>], groups: &mut [Group<'_>]) {
 /// target; else the least get more than their part.
 fn short(target: Micros, n: u64, sum: u64, least: u64) -> Micros {
     let n = n.max(1);
-    let total = target.since(Micros(n * LATENCY_TURN.0)).0.max(n * MIN_SLICE.0);
+    let total = target
+        .since(Micros(n * LATENCY_TURN.0))
+        .0
+        .max(n * MIN_SLICE.0);
     let kept = part(sum, MIN_SLICE.0, least.max(1)).min(2 * target.0);
     let total = total.max(kept);
     Micros(if sum > 0 { total.min(sum) } else { total })

@@ -19,7 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod activity;
-mod budget;
+pub mod budget;
 mod feedback;
 mod idle;
 pub mod invariant;
@@ -31,6 +31,6 @@ mod step;
 mod tree;
 pub mod tuning;
 
-pub use budget::{Bucket, Passed};
+pub use budget::Bucket;
 pub use memory::{ContainerStat, Memory};
 pub use step::{Desired, step};

@@ -23,8 +23,8 @@ pub(crate) struct GpuMemory {
     pub groups: BTreeMap<GroupId, GroupMemory>,
     pub containers: BTreeMap<Name, ContainerMemory>,
     pub round: Option<Round>,
-    /// Beginning of the window of the feedback.
-    pub window: Micros,
+    /// Beginning of the window of the feedback; none where slices were just changed.
+    pub window: Option<Micros>,
 }
 
 /// A round of this length was chosen when containers of this weight in all had work at the top.

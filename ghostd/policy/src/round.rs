@@ -14,7 +14,7 @@ use ghost_model::Micros;
 pub fn best(groups: u64, least: u64) -> Micros {
     let switches = part(groups.saturating_mul(SWITCH.0), 1000, SWITCH_LOSS_PERMILLE);
     let good = part(GOOD_SLICE.0, ONE, least.max(1)).min(ROUND_FEW.0);
-    Micros(switches.max(good).max(ROUND.0).min(ROUND_MAX.0))
+    Micros(switches.max(good).clamp(ROUND.0, ROUND_MAX.0))
 }
 
 /// The round to use where `weight` has work at the top: the `last` one if it will do.
@@ -55,7 +55,11 @@ mod tests {
     fn few_groups_lose_little_and_wait_little() {
         assert_eq!(best(2, ONE / 2), Micros(30_000));
         assert_eq!(best(4, ONE / 4), Micros(46_666));
-        assert_eq!(best(2, ONE * 3 / 100).0 / 1000, 33, "the 3 % of 97/3 get 1 ms");
+        assert_eq!(
+            best(2, ONE * 3 / 100).0 / 1000,
+            33,
+            "the 3 % of 97/3 get 1 ms"
+        );
         assert_eq!(best(2, 1), ROUND_FEW);
         assert_eq!(best(100, ONE / 100), ROUND_MAX);
     }

@@ -98,7 +98,9 @@ fn step_gpu(
     memory.round = want_slices(&nodes, &mut groups, memory.round);
     latency::protect(&nodes, &mut groups);
 
-    ask_slices(&nodes, &mut groups, &sample.gpu, now, parts);
+    if ask_slices(&nodes, &mut groups, &sample.gpu, now, parts) {
+        memory.window = None;
+    }
     ask_pauses(&mut nodes, &seen, &sample.gpu, last == Some(now), parts);
     watch(&mut nodes, parts);
 
@@ -275,14 +277,13 @@ fn set_shares(nodes: &mut [Node<'_>], seen: &[Seen], memory: &mut GpuMemory, now
 }
 
 /// Sets the slice that each group should have; returns the round that they follow from.
-fn want_slices(
-    nodes: &[Node<'_>],
-    groups: &mut [Group<'_>],
-    last: Option<Round>,
-) -> Option<Round> {
+fn want_slices(nodes: &[Node<'_>], groups: &mut [Group<'_>], last: Option<Round>) -> Option<Round> {
     let whole = |weight, active, sum| tree::join(ONE, weight, active, sum);
     let shares = tree::divide(nodes, Node::recurring, whole);
-    let each = nodes.iter().zip(&shares.own).filter_map(|(n, own)| own.checked_div(n.recurring()));
+    let each = nodes
+        .iter()
+        .zip(&shares.own)
+        .filter_map(|(n, own)| own.checked_div(n.recurring()));
     let least = each.min().unwrap_or(ONE);
     let count = nodes.iter().map(Node::recurring).sum();
     let round = round::choose(last, count, least, shares.top_weight);
@@ -306,14 +307,16 @@ fn want_slices(
     round
 }
 
-/// Asks for slices where they differ. A paused group's slice is nothing to anybody.
+/// Asks for slices where they differ, and says whether any does. A paused group's slice is
+/// nothing to anybody.
 fn ask_slices(
     nodes: &[Node<'_>],
     groups: &mut [Group<'_>],
     gpu: &GpuId,
     now: Micros,
     parts: &mut Parts,
-) {
+) -> bool {
+    let before = parts.slices.len();
     for group in groups.iter_mut().filter(|g| nodes[g.node].why.is_none()) {
         let wanted = group.wanted;
         let rounding = wanted.0 / SLICE_ROUNDING;
@@ -330,6 +333,7 @@ fn ask_slices(
             });
         }
     }
+    parts.slices.len() > before
 }
 
 /// The slice that a group has as far as is known: what was read, unless it is older than what
@@ -345,33 +349,28 @@ fn in_force(read: &Reading<Micros>, asked: Option<Asked>, now: Micros) -> Option
 
 /// Asks for pauses and resumes where they differ. `again` says that the sample is not newer than
 /// the last, so that it cannot show what was asked for then.
-fn ask_pauses(
-    nodes: &mut [Node<'_>],
-    seen: &[Seen],
-    gpu: &GpuId,
-    again: bool,
-    parts: &mut Parts,
-) {
+fn ask_pauses(nodes: &mut [Node<'_>], seen: &[Seen], gpu: &GpuId, again: bool, parts: &mut Parts) {
     for (node, seen) in nodes.iter_mut().zip(seen) {
         let before = std::mem::replace(&mut node.memory.paused, node.why);
         if node.groups == 0 || (again && before.is_some() == node.why.is_some()) {
             continue;
         }
-        let (gpu, container) = (gpu.clone(), || node.name.parse().ok());
-        match node.why {
-            Some(why) if seen.own_unpaused => {
-                let pause = |container| Action::Pause {
-                    gpu,
-                    container,
-                    why,
-                };
-                parts.pauses.extend(container().map(pause));
-            }
-            None if seen.own_paused => {
-                let resume = |container| Action::Resume { gpu, container };
-                parts.resumes.extend(container().map(resume));
-            }
-            _ => {}
+        let why = match node.why {
+            Some(why) if seen.own_unpaused => Some(why),
+            None if seen.own_paused => None,
+            _ => continue,
+        };
+        let Ok(container) = node.name.parse() else {
+            continue;
+        };
+        let gpu = gpu.clone();
+        match why {
+            Some(why) => parts.pauses.push(Action::Pause {
+                gpu,
+                container,
+                why,
+            }),
+            None => parts.resumes.push(Action::Resume { gpu, container }),
         }
     }
 }
@@ -380,7 +379,12 @@ fn ask_pauses(
 fn watch(nodes: &mut [Node<'_>], parts: &mut Parts) {
     let mut runs: Vec<(bool, bool)> = nodes
         .iter()
-        .map(|n| (n.groups > 0 && n.why.is_none(), n.why.is_none() && n.working > 0))
+        .map(|n| {
+            (
+                n.groups > 0 && n.why.is_none(),
+                n.why.is_none() && n.working > 0,
+            )
+        })
         .collect();
     for (i, node) in nodes.iter_mut().enumerate().rev() {
         let (running, active) = runs[i];

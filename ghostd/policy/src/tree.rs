@@ -160,7 +160,10 @@ pub(crate) fn divide<'a>(
 ) -> Division {
     let mut takes_part: Vec<bool> = nodes.iter().map(|n| count(n) > 0).collect();
     // The sum at a node's children, its own groups among them.
-    let mut sums: Vec<u64> = takes_part.iter().map(|own| u64::from(*own) * OWN_WEIGHT).collect();
+    let mut sums: Vec<u64> = takes_part
+        .iter()
+        .map(|own| u64::from(*own) * OWN_WEIGHT)
+        .collect();
     let mut top_weight = 0;
     for (i, node) in nodes.iter().enumerate().rev() {
         if !takes_part[i] {

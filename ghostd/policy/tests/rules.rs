@@ -79,7 +79,11 @@ fn one_of_four_processes_gets_the_whole_share_and_the_others_no_head_start() {
     l.run(2 * SECOND);
     assert_near(l.shares(2 * SECOND, ["a", "b"]), [50.0, 50.0], 0.5);
     let slices = l.slices();
-    assert_eq!(slices[1], slices[0] / 2, "as if it were the second: {slices:?}");
+    assert_eq!(
+        slices[1],
+        slices[0] / 2,
+        "as if it were the second: {slices:?}"
+    );
     l.groups[1].work = true;
     l.groups[2].work = true;
     l.run(200_000);
@@ -133,7 +137,10 @@ fn a_cap_binds_alone_in_every_second() {
         l.run(17_000);
     }
     let stat = l.stat("a");
-    assert!(stat.nr_periods >= 200 && stat.nr_throttled == stat.nr_periods, "{stat:?}");
+    assert!(
+        stat.nr_periods >= 200 && stat.nr_throttled == stat.nr_periods,
+        "{stat:?}"
+    );
     let seconds = stat.throttled_usec.as_secs_f64();
     assert!((seconds / l.at as f64 * 1e6 - 0.7).abs() < 0.01, "{stat:?}");
 }
@@ -146,7 +153,11 @@ fn a_cap_above_binds_the_sum_below() {
         ("t/b", "", &[true]),
     ]);
     l.run(100_000);
-    assert_near(l.shares(2 * SECOND, ["t", "t/a", "t/b"]), [40.0, 10.0, 30.0], 0.5);
+    assert_near(
+        l.shares(2 * SECOND, ["t", "t/a", "t/b"]),
+        [40.0, 10.0, 30.0],
+        0.5,
+    );
 }
 
 #[test]
@@ -193,7 +204,11 @@ fn idle_runs_only_when_nobody_else_wants_to() {
 
 #[test]
 fn a_child_of_an_idle_container_is_idle() {
-    let mut l = Little::new(&[("i", "gpu.idle=1", &[]), ("i/x", "", &[true]), ("a", "", &[true])]);
+    let mut l = Little::new(&[
+        ("i", "gpu.idle=1", &[]),
+        ("i/x", "", &[true]),
+        ("a", "", &[true]),
+    ]);
     l.step();
     assert_eq!(l.why("i/x"), Some(Why::Idle));
 }
@@ -208,7 +223,10 @@ fn freeze_devices_max_idle_in_this_order() {
     };
     assert_eq!(why(&mut l, ""), Some(Why::Idle));
     assert_eq!(why(&mut l, "gpu.devices=GPU-other"), Some(Why::Devices));
-    assert_eq!(why(&mut l, "gpu.devices=GPU-other;ghost.freeze=1"), Some(Why::Freeze));
+    assert_eq!(
+        why(&mut l, "gpu.devices=GPU-other;ghost.freeze=1"),
+        Some(Why::Freeze)
+    );
     l.set("t/b", "");
     assert_eq!(why(&mut l, "gpu.devices=GPU-little"), None);
     l.groups[0].work = false;
@@ -220,7 +238,10 @@ fn freeze_devices_max_idle_in_this_order() {
 
 #[test]
 fn a_latency_container_has_short_neighbours_within_its_share() {
-    let mut l = Little::new(&[("web", "gpu.latency=target=400", &[false]), ("a", "", &[true])]);
+    let mut l = Little::new(&[
+        ("web", "gpu.latency=target=400", &[false]),
+        ("a", "", &[true]),
+    ]);
     l.run(100_000);
     assert_eq!(l.slices(), [10_000, 200]);
     l.groups[0].work = true;
@@ -385,14 +406,18 @@ fn per_gpu_values_hold_on_their_gpu() {
     let mut l = Little::new(&[("a", "", &[true]), ("b", "", &[true])]);
     let weight = ghost_model::Value::parse(ghost_model::Key::Weight, "300").unwrap();
     let a = l.desired.containers.get_mut(&name("a")).unwrap();
-    a.set(ghost_model::Key::Weight, Some(gpu()), weight).unwrap();
+    a.set(ghost_model::Key::Weight, Some(gpu()), weight)
+        .unwrap();
     l.step();
     assert_eq!(l.slices(), [22_500, 7_500]);
     let other = ghost_model::Sample {
         at: Micros(1),
         gpus: vec![ghost_model::GpuSample {
             gpu: "GPU-other".parse().unwrap(),
-            groups: vec![group_sample(1, &name("a"), 1), group_sample(2, &name("b"), 1)],
+            groups: vec![
+                group_sample(1, &name("a"), 1),
+                group_sample(2, &name("b"), 1),
+            ],
         }],
     };
     let (_, plan) = step(Memory::default(), &l.desired, &other);

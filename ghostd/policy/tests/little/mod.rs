@@ -153,7 +153,10 @@ impl Little {
 
     fn set_paused(&mut self, container: &Name, paused: bool) {
         let of = |g: &&mut Group| g.container == *container;
-        self.groups.iter_mut().filter(of).for_each(|g| g.paused = paused);
+        self.groups
+            .iter_mut()
+            .filter(of)
+            .for_each(|g| g.paused = paused);
     }
 
     /// Lets time pass, with a step at each tick and whenever a plan asked for one.
@@ -191,7 +194,10 @@ impl Little {
     }
 
     pub(crate) fn used(&self, container: &str) -> u64 {
-        let of = self.groups.iter().filter(|g| g.container.is_within(&name(container)));
+        let of = self
+            .groups
+            .iter()
+            .filter(|g| g.container.is_within(&name(container)));
         of.map(|g| g.used).sum()
     }
 
@@ -223,6 +229,9 @@ impl Little {
 pub(crate) fn assert_near<const N: usize>(got: [f64; N], wanted: [f64; N], tolerance: f64) {
     for (got_one, wanted_one) in got.iter().zip(wanted) {
         let off = (got_one - wanted_one).abs();
-        assert!(off <= tolerance, "{got:?} is not {wanted:?} within {tolerance}");
+        assert!(
+            off <= tolerance,
+            "{got:?} is not {wanted:?} within {tolerance}"
+        );
     }
 }
