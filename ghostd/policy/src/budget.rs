@@ -183,7 +183,7 @@ impl Bucket {
         self.credit(signed(estimated).saturating_sub(signed(measured)));
         if ran > 0 {
             let rate = part(measured, MILLION, ran).min(MILLION);
-            self.rate = rate.max(self.rate.midpoint(rate));
+            self.rate = self.rate.midpoint(rate);
         }
     }
 
@@ -213,7 +213,7 @@ impl Bucket {
         let level = u64::try_from(self.level).unwrap_or(0);
         // Where use is known up to now it is looked after as closely as it can run out; where
         // readings lag, a closer look would show nothing new.
-        let rate = if self.read_at == self.at {
+        let rate = if self.at.since(self.read_at) <= QUANTUM {
             MILLION
         } else {
             self.rate

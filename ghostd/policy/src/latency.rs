@@ -7,6 +7,7 @@ use crate::step::Group;
 use crate::tree::Node;
 use crate::tuning::{IDLE_AFTER, LATENCY_LINGER, LATENCY_SLICE, LATENCY_TURN, MIN_SLICE};
 use ghost_model::Micros;
+use ghost_model::plan::Why;
 
 /// Over its share by a tenth and 2 points: demoted.
 const DEMOTE: (u64, u64) = (110, 20_000);
@@ -29,10 +30,13 @@ pub(crate) fn demote(nodes: &mut [Node<'_>]) {
     }
 }
 
-/// The target of a container that is protected.
+/// The target of a container that is protected. It stays so while its budget holds it back, for
+/// else its neighbours' slices would change twice a period.
 fn target(node: &Node<'_>) -> Option<Micros> {
-    let held = node.groups == 0 || node.why.is_some() || node.memory.demoted;
-    node.set.latency.filter(|_| !held)
+    let may_run = matches!(node.why, None | Some(Why::Max)) && !node.set.idle;
+    node.set
+        .latency
+        .filter(|_| node.groups > 0 && may_run && !node.memory.demoted)
 }
 
 /// Whether a container is protected: slices are then not by weight alone.

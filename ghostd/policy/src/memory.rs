@@ -183,6 +183,33 @@ pub struct ContainerStat {
 }
 
 impl Memory {
+    /// What was counted, and nothing that has a moment.
+    pub(crate) fn counters(self) -> Memory {
+        let counted = |c: ContainerMemory| ContainerMemory {
+            usage: c.usage,
+            nr_periods: c.nr_periods,
+            nr_throttled: c.nr_throttled,
+            throttled_usec: c.throttled_usec,
+            ..ContainerMemory::default()
+        };
+        let on_gpu = |gpu: GpuMemory| GpuMemory {
+            containers: gpu
+                .containers
+                .into_iter()
+                .map(|(n, c)| (n, counted(c)))
+                .collect(),
+            ..GpuMemory::default()
+        };
+        Memory {
+            at: None,
+            gpus: self
+                .gpus
+                .into_iter()
+                .map(|(id, g)| (id, on_gpu(g)))
+                .collect(),
+        }
+    }
+
     /// Every container that was seen on a GPU, for as long as it is wanted or has processes.
     pub fn stats(&self) -> BTreeMap<(Name, GpuId), ContainerStat> {
         let on_gpu = |(gpu, memory): (&GpuId, &GpuMemory)| {

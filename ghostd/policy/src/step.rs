@@ -33,13 +33,16 @@ pub(crate) struct Group<'a> {
 /// Decides. The moment is `sample.at`; the same arguments always give the same result, and any
 /// arguments give one.
 ///
-/// A group or GPU that is not in the sample is taken to be gone; what its container used stays
+/// A clock that went back, as it does when the host was started anew, leaves of the memory what
+/// was counted. A group or GPU that is not in the sample is taken to be gone; what its container used stays
 /// counted. Of a GPU or group that is in it twice, the first counts.
 pub fn step(memory: Memory, desired: &Desired, sample: &Sample) -> (Memory, Plan) {
-    let mut memory = memory;
+    let now = sample.at;
+    let mut memory = match memory.at {
+        Some(last) if last > now => memory.counters(),
+        _ => memory,
+    };
     let last = memory.at;
-    // A clock that went back is one that stands still.
-    let now = sample.at.max(last.unwrap_or(sample.at));
     let mut parts = Parts::default();
     for (i, seen) in sample.gpus.iter().enumerate() {
         if sample.gpus.iter().take(i).all(|g| g.gpu != seen.gpu) {

@@ -436,3 +436,27 @@ fn memory_saved_and_read_back_is_the_same() {
     let saved = serde_json::to_string(&l.memory).unwrap();
     assert_eq!(serde_json::from_str::<Memory>(&saved).unwrap(), l.memory);
 }
+
+#[test]
+fn a_clock_that_begins_anew_keeps_what_was_counted() {
+    let mut l = Little::new(&[("a", "gpu.max=30%", &[true])]);
+    l.run(SECOND);
+    l.groups[0].used = 0;
+    l.groups[0].paused = false;
+    l.at = 7;
+    l.step();
+    assert_eq!(l.stat("a").usage_usec.0, 300_000);
+    assert_near(l.shares(SECOND, ["a"]), [30.0], 0.5);
+    assert!(l.stat("a").nr_periods >= 19);
+}
+
+#[test]
+fn a_budget_of_a_latency_container_does_not_stir_its_neighbours() {
+    let web = "gpu.latency=target=400;gpu.max=10%";
+    let mut l = Little::new(&[("web", web, &[true]), ("a", "", &[true])]);
+    l.run(2 * SECOND);
+    let actions = l.actions;
+    l.run(SECOND);
+    assert_eq!(l.actions - actions, 20, "a pause and a resume each period");
+    assert_eq!(l.slices(), [10_000, 200]);
+}
