@@ -77,6 +77,8 @@ pub struct Config {
     pub sim_gpus: u32,
     /// The guardian's socket, for the stock backend.
     pub guardian: PathBuf,
+    /// The directory of a stand-in for the driver, to test the stock backend without a GPU.
+    pub standin: Option<PathBuf>,
     /// The loop's period where nothing happens.
     pub tick: Micros,
 }
@@ -112,6 +114,7 @@ const KEYS: &[&str] = &[
     "backend",
     "sim_gpus",
     "guardian",
+    "standin",
     "tick_ms",
 ];
 
@@ -127,6 +130,7 @@ struct File {
     backend: Option<BackendChoice>,
     sim_gpus: Option<u32>,
     guardian: Option<PathBuf>,
+    standin: Option<PathBuf>,
     tick_ms: Option<u64>,
 }
 
@@ -273,6 +277,7 @@ impl Config {
             guardian: file
                 .guardian
                 .unwrap_or_else(|| run_dir.join("guardian.sock")),
+            standin: file.standin,
             tick: Micros::from_millis(tick_ms),
             run_dir,
         })

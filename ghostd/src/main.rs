@@ -1,2 +1,178 @@
-//! Placeholder.
-fn main() {}
+//! The daemon's process: command line, logging, signals, systemd.
+#![forbid(unsafe_code)]
+
+use anyhow::Context;
+use clap::Parser;
+use ghost_backend::sim::{self, SimBackend};
+use ghost_backend::stock::{Roots, Stock};
+use ghostd::config::{Args, BackendChoice, Config};
+use ghostd::daemon::Daemon;
+use ghostd::{http, journal};
+use sd_notify::NotifyState;
+use std::fs;
+use std::io::{self, BufReader, IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Where a loaded NVIDIA driver tells its version.
+const DRIVER: &str = "/proc/driver/nvidia/version";
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            let usage = error.is::<ghostd::config::ConfigError>();
+            ExitCode::from(if usage { 2 } else { 1 })
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.print_openapi {
+        let mut text = serde_json::to_string_pretty(&http::openapi())?;
+        text.push('\n');
+        io::stdout().write_all(text.as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(path) = &args.replay {
+        return replay(path);
+    }
+    let config = Config::load(args)?;
+    log();
+    // Two threads suffice for many clients, and a small daemon is one of the promises.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(2)
+        .enable_all()
+        .build()
+        .context("the runtime")?;
+    runtime.block_on(serve(&config))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn replay(path: &Path) -> anyhow::Result<ExitCode> {
+    let file = fs::File::open(path).with_context(|| path.display().to_string())?;
+    let result = journal::replay(BufReader::new(file))?;
+    println!("{}", serde_json::to_string_pretty(&result)?);
+    Ok(if result.different.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// To the journal where systemd connected us to it, else to standard error.
+fn log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("GHOST_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let to_journal = std::env::var_os("JOURNAL_STREAM").is_some();
+    let journald = to_journal
+        .then(tracing_journald::layer)
+        .and_then(Result::ok);
+    let stderr = journald.is_none().then(|| {
+        tracing_subscriber::fmt::layer()
+            .with_writer(io::stderr)
+            .with_ansi(io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+    });
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(journald)
+        .with(stderr)
+        .init();
+}
+
+async fn serve(config: &Config) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let daemon = if is_stock(config) {
+        Daemon::start(config, || stock(config), watchdog())?
+    } else {
+        Daemon::start(config, || simulated(config), watchdog())?
+    };
+    tracing::info!(
+        socket = %config.socket.display(),
+        backend = %daemon.app().observed.borrow().capabilities.backend,
+        "ghostd {} is ready", env!("CARGO_PKG_VERSION")
+    );
+    tell(&[NotifyState::Ready]);
+    let failed = loop {
+        tokio::select! {
+            _ = terminate.recv() => break None,
+            _ = interrupt.recv() => break None,
+            _ = hang_up.recv() => {
+                let now = NotifyState::monotonic_usec_now()?;
+                tell(&[NotifyState::Reloading, now]);
+                if let Err(refused) = daemon.reload().await {
+                    tracing::error!("container files were not reloaded: {refused}");
+                }
+                tell(&[NotifyState::Ready]);
+            }
+            error = daemon.failed() => break Some(error),
+        }
+    };
+    tell(&[NotifyState::Stopping]);
+    let stopped = daemon.stop().await;
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(stopped?),
+    }
+}
+
+/// Tells systemd, where it is there.
+fn tell(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "systemd cannot be told");
+    }
+}
+
+/// Called by the control loop at each turn, so that a loop that hangs is seen to hang.
+fn watchdog() -> impl FnMut() + Send + 'static {
+    let every = sd_notify::watchdog_enabled().map(|limit| limit / 3);
+    let mut last: Option<Instant> = None;
+    move || {
+        let due = |every: Duration| last.is_none_or(|at| at.elapsed() >= every);
+        if every.is_some_and(due) {
+            tell(&[NotifyState::Watchdog]);
+            last = Some(Instant::now());
+        }
+    }
+}
+
+fn is_stock(config: &Config) -> bool {
+    match config.backend {
+        BackendChoice::Stock => true,
+        BackendChoice::Sim => false,
+        BackendChoice::Auto => config.standin.is_some() || Path::new(DRIVER).exists(),
+    }
+}
+
+fn stock(config: &Config) -> anyhow::Result<Stock> {
+    let roots = match &config.standin {
+        Some(dir) => Roots::standin(dir.clone(), config.guardian.clone()),
+        None => Roots {
+            guardian: config.guardian.clone(),
+            ..Roots::host()
+        },
+    };
+    Ok(Stock::open(roots)?)
+}
+
+fn simulated(config: &Config) -> anyhow::Result<SimBackend> {
+    if config.backend == BackendChoice::Auto {
+        tracing::warn!("no NVIDIA driver is loaded: the GPUs are simulated");
+    }
+    let run_dir = &config.run_dir;
+    fs::create_dir_all(run_dir).with_context(|| run_dir.display().to_string())?;
+    let of = sim::Config {
+        gpus: config.sim_gpus,
+        ..sim::Config::default()
+    };
+    Ok(SimBackend::real_time(of, &run_dir.join(sim::SOCKET))?)
+}

@@ -14,8 +14,8 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -43,6 +43,9 @@ pub struct LoopMetrics {
     calls: Family<Call, Histogram, fn() -> Histogram>,
     errors: Family<Reason, Counter>,
     last_success: Gauge<f64, AtomicU64>,
+    begin: Instant,
+    /// Microseconds from `begin`, plus one; zero before the first turn.
+    last_turn: AtomicU64,
 }
 
 /// From 10 us to about 1.3 s.
@@ -59,6 +62,8 @@ impl Default for LoopMetrics {
             calls: Family::new_with_constructor(durations as fn() -> Histogram),
             errors,
             last_success: Gauge::default(),
+            begin: Instant::now(),
+            last_turn: AtomicU64::new(0),
         }
     }
 }
@@ -69,6 +74,18 @@ impl LoopMetrics {
         self.turns.observe(took.as_secs_f64());
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         self.last_success.set(now.map_or(0.0, |d| d.as_secs_f64()));
+        let elapsed = u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX - 1);
+        self.last_turn.store(elapsed + 1, Ordering::Relaxed);
+    }
+
+    /// How long ago the last turn was; `None` before the first.
+    pub fn since_last_turn(&self) -> Option<Duration> {
+        let at = self.last_turn.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(
+            self.begin
+                .elapsed()
+                .saturating_sub(Duration::from_micros(at)),
+        )
     }
 
     /// The backend was called.

@@ -9,7 +9,8 @@ mod requests;
 mod tests;
 
 pub use entry::{Entry, FileLayer};
-pub use requests::{Change, Declaration, Outcome, Patch, Refused, Request};
+pub(crate) use requests::missing;
+pub use requests::{Change, Declaration, IfMatch, Outcome, Patch, Refused, Request};
 
 use crate::caller::Caller;
 use crate::control::{self, Observed};

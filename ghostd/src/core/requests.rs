@@ -778,7 +778,7 @@ fn may_change(caller: Caller, old: &Entry, new: &Entry) -> Result<(), Problem> {
     only_lowers(&old.spec(), &new.spec())
 }
 
-pub(super) fn missing(name: &Name) -> Problem {
+pub(crate) fn missing(name: &Name) -> Problem {
     Problem::new(Kind::NotFound, format!("no container {:?}", name.as_str()))
         .hint("ghostctl list -q")
 }

@@ -104,7 +104,7 @@ pub enum RecordError {
 }
 
 /// `CRC32 JSON\n`.
-pub fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, serde_json::Error> {
+pub(super) fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, serde_json::Error> {
     let json = serde_json::to_vec(record)?;
     let mut line = format!("{:08x} ", crc32fast::hash(&json)).into_bytes();
     line.extend_from_slice(&json);
@@ -116,7 +116,7 @@ pub fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, serde_json::Error> {
 ///
 /// # Errors
 /// [`RecordError`]
-pub fn decode<T: serde::de::DeserializeOwned>(line: &[u8]) -> Result<T, RecordError> {
+pub(super) fn decode<T: serde::de::DeserializeOwned>(line: &[u8]) -> Result<T, RecordError> {
     let (sum, json) = line.split_at_checked(8).ok_or(RecordError::Form)?;
     let json = json.strip_prefix(b" ").ok_or(RecordError::Form)?;
     let sum = std::str::from_utf8(sum)
