@@ -99,7 +99,7 @@ pub(crate) struct Driver {
     // Time used by groups that are gone, of processes that still have a client.
     retired: BTreeMap<(u32, usize), u64>,
     opened: u64,
-    made_clients: u32,
+    last_client: u32,
     // For ids that are never used twice: groups, contexts, channels.
     made: u32,
 }
@@ -115,7 +115,7 @@ impl Driver {
             violations: 0,
             retired: BTreeMap::new(),
             opened: 0,
-            made_clients: 0,
+            last_client: 0,
             made: 0,
         }
     }
@@ -163,8 +163,11 @@ impl Driver {
 
     pub(crate) fn alloc(&mut self, file: u64, pid: u32, wanted: Wanted) -> Result<u32, Status> {
         if wanted.class == CLASS_CLIENT {
-            self.made_clients = (self.made_clients + 1) % CLIENT_SPACE;
-            let handle = CLIENT_BASE + self.made_clients;
+            let handle = (0..CLIENT_SPACE)
+                .map(|n| CLIENT_BASE + (self.last_client + 1 + n) % CLIENT_SPACE)
+                .find(|handle| !self.clients.contains_key(handle))
+                .ok_or(Status::INSUFFICIENT_RESOURCES)?;
+            self.last_client = handle - CLIENT_BASE;
             let client = Client {
                 file,
                 pid,
@@ -236,7 +239,7 @@ impl Driver {
                 context: self.made(),
                 disables: 0,
             },
-            CLASS_MEMORY if self.memory(gpu) + wanted.size > MEMORY => {
+            CLASS_MEMORY if wanted.size > MEMORY.saturating_sub(self.memory(gpu)) => {
                 return Err(Status::NO_MEMORY);
             }
             CLASS_MEMORY => Kind::Memory(wanted.size),

@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 
 use ghost_model::Micros;
 use ghost_notify::PidFd;
-use ghost_rm::abi::discover::{
-    self, AccessRights, AttachedIds, ChannelGroupIds, ClientDatabase, GpuUuid, HandleInfo, Pids,
+use ghost_rm::abi::{
+    self, Alloc, CLASS_CHANNEL_GROUP, CLASS_CLIENT, CLASS_SUBDEVICE, DeviceParams, discover,
 };
-use ghost_rm::abi::{self, Alloc, CLASS_CLIENT, DeviceParams};
 use ghost_rm::{AllocForm, Channel, Client, Control, Gpu, Object, Session, Status};
 use ghost_standin::tenant::Tenant;
 use ghost_standin::{CLASS_COMPUTE, GroupView, Standin};
@@ -351,107 +350,61 @@ fn a_client_lives_until_the_last_close_of_its_file() {
 #[test]
 fn what_there_is_can_be_found() {
     let Some(on) = mount(1) else { return };
-    let load = Load::start(&on, "a", &["0", "60", "--contexts", "2"]);
     let mut own = session(&on);
     let subdevice = own.subdevice(GPU).unwrap();
-    let (control, client) = (own.control(), own.client());
-    let root = client.as_object();
+    let quiet = own.clients().unwrap();
+    assert_eq!(quiet.clients, 1);
+    let load = Load::start(&on, "a", &["0", "60", "--contexts", "2"]);
+    let busy = own.clients().unwrap();
+    assert!(busy.clients == 2 && busy.resources > quiet.resources);
 
-    let mut ids = AttachedIds { ids: [0; 32] };
-    control
-        .control(client, root, discover::ATTACHED_IDS, &mut ids)
-        .unwrap();
-    assert_eq!(ids.ids[1], u32::MAX, "one GPU");
-    let mut uuid = GpuUuid {
-        gpu_id: ids.ids[0],
-        flags: 0,
-        uuid: [0; 256],
-        len: 0,
-    };
-    control
-        .control(client, root, discover::UUID_OF_ID, &mut uuid)
-        .unwrap();
-    let text = std::str::from_utf8(&uuid.uuid[..uuid.len as usize - 1]).unwrap();
+    let gpus = own.attached().unwrap();
+    assert_eq!(gpus.len(), 1);
     let information = "proc/driver/nvidia/gpus/0000:01:00.0/information";
     let information = std::fs::read_to_string(on.standin.dir().join(information)).unwrap();
-    assert!(information.contains(&format!("GPU UUID: \t {text}\n")));
+    assert!(information.contains(&format!("GPU UUID: \t {}\n", gpus[0].uuid)));
     let version = on.standin.dir().join("proc/driver/nvidia/version");
     let version = std::fs::read_to_string(version).unwrap();
     let found: ghost_rm::DriverVersion = version.parse().unwrap();
     assert_eq!(found.to_string(), ghost_standin::VERSION);
 
-    let mut pids = Pids {
-        id_type: 0,
-        class: CLASS_COMPUTE,
-        count: 0,
-        pids: [0; 950],
-    };
-    control
-        .control(client, subdevice, discover::PIDS, &mut pids)
-        .unwrap();
-    assert_eq!(&pids.pids[..pids.count as usize], [load.pid()]);
-    let mut database = ClientDatabase::default();
-    control
-        .control(client, root, discover::CLIENT_DATABASE, &mut database)
-        .unwrap();
-    assert_eq!(database.clients, 2);
+    assert_eq!(own.pids(subdevice, CLASS_COMPUTE).unwrap(), [load.pid()]);
+    let mut all = own.pids(subdevice, CLASS_SUBDEVICE).unwrap();
+    all.sort_unstable();
+    let mut both = [load.pid(), std::process::id()];
+    both.sort_unstable();
+    assert_eq!(all, both);
 
     let group = load.group(&on).group;
-    let exists = |object, client_: Client| {
-        let mut ask = AccessRights {
-            object,
-            client: client_.0,
-            mask: 0,
-        };
-        control
-            .control(client, root, discover::ACCESS_RIGHTS, &mut ask)
-            .is_ok()
-    };
-    assert!(exists(group.client.0, group.client));
-    assert!(!exists(
-        discover::CLIENT_BASE + 99,
-        Client(discover::CLIENT_BASE + 99)
-    ));
-
-    let mut ids = ChannelGroupIds {
-        client: group.client.0,
-        group: group.object.0,
-        uid: 0,
-        count: 0,
-        context_ids: [0; 128],
-        address_spaces: [0; 128],
-        engines: [0; 128],
-    };
-    control
-        .control(client, subdevice, discover::CHANNEL_GROUP_IDS, &mut ids)
+    assert!(own.newest_client().unwrap() > group.client);
+    assert!(own.client_exists(group.client));
+    assert!(!own.client_exists(Client(discover::CLIENT_BASE + 99)));
+    let ids = own
+        .group_ids(subdevice, group.client, group.object)
         .unwrap();
-    assert_eq!(ids.count, 8);
+    assert_eq!(ids.contexts.len(), 8);
 
     let held = PidFd::open_pid(load.pid() as i32).unwrap();
     held.with_fd(load.control_fd(), |fd| {
-        let info = |object, index| {
-            let mut ask = HandleInfo {
-                object,
-                index,
-                value: 0,
-            };
-            let target = group.client.as_object();
-            Control::new(fd)
-                .control(group.client, target, discover::HANDLE_INFO, &mut ask)
-                .map(|()| ask.value as u32)
-                .map_err(|e| e.status().unwrap())
+        assert!(own.is_control_node(fd));
+        let control = Control::new(fd);
+        let class = |handle| {
+            let class = control.class_of(group.client, Object(handle));
+            class.map_err(|e| e.status().unwrap())
         };
-        let handles = 0x5C00_0000..0x5C00_0400;
-        let groups = handles.filter(|&h| info(h, HandleInfo::CLASS) == Ok(0xA06C));
+        let groups = (0x5C00_0000..0x5C00_0400).filter(|&h| class(h) == Ok(CLASS_CHANNEL_GROUP));
         assert_eq!(
             groups.count(),
             8,
             "two contexts of one compute and three copy groups"
         );
         let channel = group.object.0 + 1;
-        assert_eq!(info(channel, HandleInfo::PARENT), Ok(group.object.0));
-        assert_eq!(info(channel + 1, HandleInfo::CLASS), Ok(CLASS_COMPUTE));
-        assert_eq!(info(1, HandleInfo::CLASS), Err(Status::OBJECT_NOT_FOUND));
+        let parent = control.parent_of(group.client, Object(channel));
+        assert_eq!(parent.unwrap(), group.object);
+        assert_eq!(class(channel + 1), Ok(CLASS_COMPUTE));
+        assert_eq!(class(1), Err(Status::OBJECT_NOT_FOUND));
+        let subdevice = Object(0x5C00_0003);
+        assert_eq!(control.gpu_of(group.client, subdevice).unwrap(), gpus[0].id);
     })
     .unwrap();
 }
@@ -483,9 +436,9 @@ fn device_memory_is_counted_and_ends() {
     let Some(on) = mount(1) else { return };
     let mut tenant = Tenant::open(on.standin.dir(), 0).unwrap();
     tenant.context().unwrap();
-    let alloc = |gib: u64| {
+    let alloc = |bytes: u64| {
         let mut params = [0u8; 128];
-        params[64..72].copy_from_slice(&(gib << 30).to_ne_bytes());
+        params[64..72].copy_from_slice(&bytes.to_ne_bytes());
         let mut arg = Alloc {
             root: tenant.client().0,
             parent: 0x5C00_0002,
@@ -500,18 +453,19 @@ fn device_memory_is_counted_and_ends() {
         assert_eq!(called, 0);
         (Status(arg.status), Object(arg.new))
     };
-    let (status, memory) = alloc(60);
+    let (status, memory) = alloc(60 << 30);
     assert_eq!(status, Status::OK);
     assert_eq!(
         telemetry(&on)["processes"][0]["memory"],
         (60u64 << 30) + (520 << 20)
     );
-    assert_eq!(alloc(20).0, Status::NO_MEMORY);
+    assert_eq!(alloc(20 << 30).0, Status::NO_MEMORY);
+    assert_eq!(alloc(u64::MAX).0, Status::NO_MEMORY);
     tenant
         .rm()
         .free(tenant.client(), Object(0x5C00_0002), memory)
         .unwrap();
-    assert_eq!(alloc(20).0, Status::OK);
+    assert_eq!(alloc(20 << 30).0, Status::OK);
 }
 
 #[test]
