@@ -5,7 +5,7 @@ use ghost_backend::Backend;
 use ghost_backend::sim::gpu::Load;
 use ghost_backend::sim::{Config, Meter, Sim, SimBackend};
 use ghost_model::plan::Why;
-use ghost_model::{GroupId, Members, Membership, Micros, Name, ProcId, Sample, Spec};
+use ghost_model::{GroupId, Members, Micros, Name, ProcId, Sample, Spec};
 use ghost_policy::{ContainerStat, Desired, Memory, invariant, step};
 
 /// ghostd's loop steps this often, and whenever a plan asks for it.
@@ -80,10 +80,7 @@ impl Loop {
         let container = name(container);
         if !container.is_system() {
             let members = self.members.0.entry(container.clone());
-            members
-                .or_insert_with(Membership::default)
-                .pids
-                .push(process);
+            members.or_default().pids.push(process);
             self.backend.set_members(&self.members);
         }
         let group = self.sim.spawn(process, 0, load).unwrap();
@@ -381,6 +378,45 @@ fn weights_change_while_they_run() {
     l.run(100_000);
     let got = l.measure(2 * SECOND, &["a", "b"]);
     assert_near("changed", &got, &[9.9, 88.7], 1.0);
+}
+
+#[test]
+fn one_that_was_not_always_busy_has_its_share_when_it_is() {
+    let us = Micros;
+    let half = Load::Duty {
+        kernel: us(1_000),
+        on: us(40_000),
+        off: us(33_000),
+    };
+    let often = Load::Periodic {
+        kernel: us(2_000),
+        period: us(7_000),
+    };
+    for load in [half, often] {
+        let mut l = Loop::new(LATE);
+        let a = l.start("a", load);
+        l.start("b", full());
+        l.run(20 * SECOND);
+        l.sim.set_load(a, full());
+        l.run(100_000);
+        let got = l.measure(2 * SECOND, &["a", "b"]);
+        assert_near("busy at last", &got, &[49.3, 49.3], 1.0);
+    }
+}
+
+#[test]
+fn a_hundred_containers_share_evenly_and_are_left_alone() {
+    let mut l = Loop::new(LATE);
+    let names: Vec<String> = (0..100).map(|n| format!("c{n}")).collect();
+    for container in &names {
+        l.start(container, full());
+    }
+    l.run(3 * SECOND);
+    let before = l.actions;
+    let containers: Vec<&str> = names.iter().map(String::as_str).collect();
+    let got = l.measure(20 * SECOND, &containers);
+    assert_near("a hundredth, less the switches", &got, &[0.91; 100], 0.02);
+    assert_eq!(l.actions, before);
 }
 
 #[test]

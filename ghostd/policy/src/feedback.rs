@@ -43,38 +43,30 @@ pub(crate) fn step(
 
 /// A container whose measured part of what the backlogged ones used is off goes half the way.
 fn correct(nodes: &mut [Node<'_>], own: &[u64]) {
-    let of = |node: &Node<'_>, own: u64, sums: (u64, u64)| {
-        let got = part(node.memory.window_used.0, MILLION, sums.1);
-        (part(own, MILLION, sums.0), got)
+    // (node, wanted, got), in millionths of all that `members` should get and got.
+    let parts = |nodes: &[Node<'_>], members: &[usize]| -> Vec<(usize, u64, u64)> {
+        let used = |i: usize| nodes[i].memory.window_used.0;
+        let wanted_sum = members.iter().map(|i| own[*i]).sum();
+        let used_sum = members.iter().map(|i| used(*i)).sum();
+        let part_of = |i: &usize| {
+            let wanted = part(own[*i], MILLION, wanted_sum);
+            (*i, wanted, part(used(*i), MILLION, used_sum))
+        };
+        members.iter().map(part_of).collect()
     };
-    let counts = |node: &Node<'_>| node.memory.backlogged && node.memory.window_used.0 > 0;
-    let sum = |nodes: &[Node<'_>], counts: &dyn Fn(&Node<'_>, u64) -> bool| {
-        let all = nodes.iter().zip(own).filter(|(n, own)| counts(n, **own));
-        all.fold((0, 0), |sum: (u64, u64), (n, own)| {
-            (sum.0 + own, sum.1 + n.memory.window_used.0)
-        })
+    let backlogged = |i: &usize| nodes[*i].memory.backlogged && nodes[*i].groups > 0;
+    let members: Vec<usize> = (0..nodes.len()).filter(backlogged).collect();
+    let plausible = |(i, wanted, got): (usize, u64, u64)| {
+        let off = part(wanted, FEEDBACK_PLAUSIBLE, MILLION);
+        (wanted.abs_diff(got) <= off).then_some(i)
     };
-    let all = sum(nodes, &|n, _| counts(n));
-    let plausible = |node: &Node<'_>, own: u64| {
-        let (wanted, got) = of(node, own, all);
-        counts(node) && wanted.abs_diff(got) <= part(wanted, FEEDBACK_PLAUSIBLE, MILLION)
-    };
-    let sums = sum(nodes, &plausible);
-    let keep: Vec<bool> = nodes
-        .iter()
-        .zip(own)
-        .map(|(n, own)| plausible(n, *own))
-        .collect();
-    for ((node, own), _) in nodes
-        .iter_mut()
-        .zip(own)
-        .zip(keep)
-        .filter(|(_, keep)| *keep)
-    {
-        let (wanted, got) = of(node, *own, sums);
+    let all = parts(nodes, &members).into_iter();
+    let members: Vec<usize> = all.filter_map(plausible).collect();
+    for (i, wanted, got) in parts(nodes, &members) {
         if wanted.abs_diff(got) > FEEDBACK_DEAD_BAND {
-            let corrected = part(node.memory.factor, wanted + got, 2 * got);
-            node.memory.factor = corrected.clamp(FEEDBACK_RANGE.0, FEEDBACK_RANGE.1);
+            let factor = &mut nodes[i].memory.factor;
+            let corrected = part(*factor, wanted + got, 2 * got);
+            *factor = corrected.clamp(FEEDBACK_RANGE.0, FEEDBACK_RANGE.1);
         }
     }
 }

@@ -33,9 +33,9 @@ pub(crate) struct Group<'a> {
 /// Decides. The moment is `sample.at`; the same arguments always give the same result, and any
 /// arguments give one.
 ///
-/// A clock that went back, as it does when the host was started anew, leaves of the memory what
-/// was counted. A group or GPU that is not in the sample is taken to be gone; what its container used stays
-/// counted. Of a GPU or group that is in it twice, the first counts.
+/// A group that is not in the sample is taken to be gone; what it used stays counted. Of a GPU
+/// or group that is in it twice, the first counts. Where the clock went back the host was started
+/// anew, and of the memory only the counters are kept.
 pub fn step(memory: Memory, desired: &Desired, sample: &Sample) -> (Memory, Plan) {
     let now = sample.at;
     let mut memory = match memory.at {

@@ -39,6 +39,12 @@ fn the_tree_is_shared_level_by_level() {
     l.groups[1].work = false;
     l.run(2 * SECOND);
     assert_near(l.shares(SECOND, ["team/a", "other"]), [50.0, 50.0], 0.5);
+    let slices = l.slices();
+    let joined = slices[0] / 4;
+    assert!(
+        slices[1].abs_diff(joined) <= 1,
+        "b has what it would get: {slices:?}"
+    );
     l.groups[1].work = true;
     l.run(100_000);
     assert_near(
@@ -247,6 +253,12 @@ fn a_latency_container_has_short_neighbours_within_its_share() {
     l.groups[0].work = true;
     l.run(3 * SECOND);
     assert_eq!(l.slices(), [15_000, 15_000], "it is greedy");
+    let actions = l.actions;
+    l.run(5 * SECOND);
+    assert_eq!(
+        l.actions, actions,
+        "and stays so while it takes its whole share"
+    );
     l.groups[0].work = false;
     l.run(2 * SECOND);
     assert_eq!(l.slices(), [10_000, 200], "and was forgiven");
