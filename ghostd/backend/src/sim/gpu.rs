@@ -114,11 +114,6 @@ impl Group {
         self.disables
     }
 
-    /// The load given last.
-    pub fn load(&self) -> Load {
-        self.load
-    }
-
     /// Whether the GPU has work of it, running or waiting.
     pub fn has_work(&self) -> bool {
         self.has_work
