@@ -10,8 +10,12 @@ use crate::tuning::QUANTUM;
 use ghost_model::{Budget, Micros};
 use serde::{Deserialize, Serialize};
 
-/// A reading older than this says nothing of the rate of use: the whole GPU is charged.
-const RATE_LASTS: Micros = Micros(1_000_000);
+/// A reading older than this says nothing of the rate of use: the whole GPU is charged. Without a
+/// step for as long, nobody held the budget.
+pub(crate) const RATE_LASTS: Micros = Micros(1_000_000);
+/// The deepest debt: more can be made only while nobody held the budget, and paying it would
+/// starve the container.
+const DEEPEST: i64 = 1_000_000;
 /// More stretches than this that no reading covered are not told apart: the eldest is final.
 const MOST_RUNS: usize = 64;
 
@@ -76,8 +80,8 @@ impl Bucket {
         })
     }
 
-    /// The invariant: no more than one `max` is ever saved, the bucket is throttled where it is
-    /// empty, and estimates are for stretches after the last reading, in order.
+    /// The invariant: no more than one `max` is ever saved and no more than a second owed, the
+    /// bucket is throttled where it is empty, and estimates are for stretches after the last reading, in order.
     pub fn is_valid(&self) -> bool {
         let ordered = self
             .runs
@@ -88,7 +92,7 @@ impl Bucket {
             .is_some_and(|end| end <= self.at.max(self.read_at));
         self.max > 0
             && self.max < self.period.0
-            && self.level <= signed(self.max)
+            && (-DEEPEST..=signed(self.max)).contains(&self.level)
             && (self.throttled || self.level > 0)
             && self.start <= self.at
             && self.rate <= MILLION
@@ -109,18 +113,18 @@ impl Bucket {
     /// nothing is limited any more.
     pub fn changed(mut self, budget: &Budget) -> Option<Bucket> {
         let max = budget.max.filter(|max| *max < budget.period)?.0;
-        self.level = self
-            .level
-            .saturating_sub(signed(self.max))
-            .saturating_add(signed(max));
+        let by = signed(max).saturating_sub(signed(self.max));
         (self.max, self.period) = (max, budget.period);
+        self.credit(by);
         Some(self)
     }
 
     /// Moves to `now`. `running` says whether the container could run since the last step. Where
-    /// steps were missed, of the periods between only the first is counted.
+    /// steps were missed, of the periods between only the first is counted. Where there was none
+    /// for a second, ghostd was down: nothing is guessed of that time.
     pub fn advance(&mut self, now: Micros, running: bool) -> Passed {
         let mut passed = Passed::default();
+        let running = running && now.since(self.at) <= RATE_LASTS;
         if running && now.since(self.read_at) > RATE_LASTS {
             self.rate = MILLION;
         }
@@ -144,7 +148,7 @@ impl Bucket {
             return;
         }
         let charged = part(to.since(from).0, self.rate, MILLION);
-        self.level = self.level.saturating_sub(signed(charged));
+        self.credit(-signed(charged));
         match self.runs.last_mut() {
             Some(last) if last.to == from => {
                 last.to = to;
@@ -223,7 +227,8 @@ impl Bucket {
     }
 
     fn credit(&mut self, by: i64) {
-        self.level = self.level.saturating_add(by).min(signed(self.max));
+        let level = self.level.saturating_add(by);
+        self.level = level.clamp(-DEEPEST, signed(self.max));
     }
 }
 
@@ -318,6 +323,20 @@ mod tests {
         assert_eq!(b.level(), 5_000, "there were no 900 ms to use");
         b.judge();
         assert!(b.is_valid() && !b.throttled());
+    }
+
+    #[test]
+    fn what_nobody_held_is_a_short_debt_if_it_was_read_and_none_else() {
+        let hour = ms(3_600_000);
+        let mut b = full();
+        b.advance(hour, true);
+        b.settle();
+        b.judge();
+        assert_eq!((b.level(), b.throttled()), (30_000, false));
+        b.read(ms(1), hour);
+        b.advance(hour + hour, true);
+        b.read(hour, hour + hour);
+        assert_eq!(b.level(), -DEEPEST);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a step hands to the next: data only, so that saving it makes a restart and a replay the
 //! same thing.
 
-use crate::budget::Bucket;
+use crate::budget::{Bucket, RATE_LASTS};
 use crate::share::{MILLION, ratio};
 use crate::tuning::USAGE_WINDOW;
 use ghost_model::plan::Why;
@@ -135,7 +135,8 @@ impl ContainerMemory {
         let Some(bucket) = &mut self.bucket else {
             return;
         };
-        if let Some(last) = last.filter(|_| bucket.throttled()) {
+        if let Some(last) = last.filter(|last| bucket.throttled() && now.since(*last) <= RATE_LASTS)
+        {
             self.throttled_usec = self.throttled_usec + now.since(last);
         }
         let passed = bucket.advance(now, running);
