@@ -10,7 +10,7 @@ pub(super) fn run(lab: &mut Lab) -> Result<()> {
     let node = Node::start(Kind::Stock)?;
     create(&node, "quick", 100)?;
     create(&node, "heavy", 100)?;
-    node.ctl(&["limit", "quick", "gpu.latency=target=400"])?;
+    node.ctl(&["limit", "quick", "gpu.latency=target=300"])?;
     let quick = lab.held(&node, "quick", "quick", &["100", LONG, "5"])?;
     let _heavy = lab.held(&node, "heavy", "heavy", &["20000", LONG])?;
     sleep_ms(2000.0);
