@@ -29,6 +29,8 @@ const SETTLE: (Duration, u32) = (Duration::from_millis(1), 50);
 /// What the core wants.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
+    /// Counts up with each change.
+    pub revision: u64,
     /// The spec of every container.
     pub desired: Desired,
     /// Who is in which.
@@ -87,6 +89,8 @@ pub struct Observed {
     pub containers: Arc<BTreeMap<Name, Seen>>,
     /// Counters.
     pub counters: Arc<Counters>,
+    /// The [`Wanted::revision`] of whose members all of this is.
+    pub revision: u64,
     /// By unique id, the generation that is in force.
     pub in_force: Arc<BTreeMap<String, u64>>,
     /// Actions that failed at the last try, and why, by container where it is one's.
@@ -108,6 +112,7 @@ impl Default for Observed {
             processes: Arc::default(),
             containers: Arc::default(),
             counters: Arc::default(),
+            revision: 0,
             in_force: Arc::default(),
             failures: Arc::default(),
         }
@@ -171,6 +176,8 @@ pub fn start<B: Backend + 'static>(
     let mut control = Control::new(backend, parts);
     control.list();
     control.publish(&Sample::default());
+    // From here on an end without notice can be told from one in order.
+    control.save(false);
     std::thread::Builder::new()
         .name("control".into())
         .spawn(move || control.run())
@@ -179,6 +186,11 @@ pub fn start<B: Backend + 'static>(
 impl<B: Backend> Control<B> {
     fn new(backend: B, mut parts: Parts) -> Self {
         let saved = std::mem::take(&mut parts.saved);
+        if !saved.ended {
+            let detail = "the last ghostd ended without notice: what a daemon holds was not held";
+            tracing::warn!("{detail}");
+            parts.events.push("lapsed", None, detail);
+        }
         Control {
             view: Observed {
                 capabilities: Arc::new(backend.capabilities()),
@@ -225,6 +237,7 @@ impl<B: Backend> Control<B> {
         if wanted.members != self.wanted.members {
             self.backend.set_members(&wanted.members);
             self.listed = None;
+            self.published = None;
         }
         let exists = |name: &Name| wanted.desired.containers.contains_key(name);
         self.counters.peak.retain(|name, _| exists(name));
@@ -263,7 +276,7 @@ impl<B: Backend> Control<B> {
             self.publish(&sample);
         }
         if self.saved.elapsed() >= SAVE {
-            self.save();
+            self.save(false);
         }
         self.parts.metrics.turn(begin.elapsed());
         self.due(begin, sample.at, &plan)
@@ -394,14 +407,16 @@ impl<B: Backend> Control<B> {
             self.view.counters = Arc::new(self.counters.clone());
         }
         self.view.containers = Arc::new(seen);
+        self.view.revision = self.wanted.revision;
         self.parts
             .observed
             .send_replace(Arc::new(self.view.clone()));
         self.published = Some(Instant::now());
     }
 
-    fn save(&mut self) {
-        self.parts.recorder.save(&self.memory, &self.counters);
+    fn save(&mut self, ended: bool) {
+        let recorder = &mut self.parts.recorder;
+        recorder.save(&self.memory, &self.counters, ended);
         self.saved = Instant::now();
     }
 
@@ -421,7 +436,7 @@ impl<B: Backend> Control<B> {
         for failure in self.call("apply", |b| b.apply(&actions)) {
             tracing::error!("{failure}");
         }
-        self.save();
+        self.save(true);
         tracing::info!(resumed = actions.len(), "the control loop has ended");
     }
 

@@ -21,7 +21,7 @@ const QUEUE: usize = 64;
 
 /// One line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "record", rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case")]
 pub enum Line {
     /// From here on this is wanted.
     Wanted {
@@ -52,6 +52,9 @@ pub struct Saved {
     /// Counters.
     #[serde(default)]
     pub counters: Counters,
+    /// Whether the run ended in order, so that nothing lapsed without notice.
+    #[serde(default)]
+    pub ended: bool,
 }
 
 enum Job {
@@ -119,10 +122,11 @@ impl Recorder {
     }
 
     /// Keeps memory and counters for the next start.
-    pub fn save(&mut self, memory: &Memory, counters: &Counters) {
+    pub fn save(&mut self, memory: &Memory, counters: &Counters, ended: bool) {
         let saved = Saved {
             memory: memory.clone(),
             counters: counters.clone(),
+            ended,
         };
         self.send(&saved, Job::Save);
     }
@@ -162,7 +166,13 @@ pub fn load(directory: &Path) -> (Saved, Option<String>) {
             Ok(saved) => return (saved, None),
             Err(e) => e.to_string(),
         },
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return (Saved::default(), None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let first = Saved {
+                ended: true,
+                ..Saved::default()
+            };
+            return (first, None);
+        }
         Err(e) => e.to_string(),
     };
     let aside = path.with_extension("damaged");
@@ -347,7 +357,7 @@ mod tests {
         let mut counters = Counters::default();
         counters.reasserted.insert("a".parse().unwrap(), 7);
         let mut recorder = Recorder::start(dir.path()).unwrap();
-        recorder.save(&Memory::default(), &counters);
+        recorder.save(&Memory::default(), &counters, true);
         drop(recorder);
         let (saved, note) = load(dir.path());
         assert_eq!((saved.counters, note), (counters, None));

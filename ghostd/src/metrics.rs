@@ -267,7 +267,7 @@ const SERIES: &[Series] = &[
     },
     Series {
         name: "spec_gpu_max_ratio",
-        help: "gpu.max as a part of the GPU's time; +Inf without a limit",
+        help: "gpu.max as a part of the GPU's time; inf without a limit",
         unit: None,
         counts: false,
         read: |p| {
@@ -277,7 +277,7 @@ const SERIES: &[Series] = &[
     },
     Series {
         name: "spec_gpu_memory_max",
-        help: "gpu.memory.max; +Inf without a limit",
+        help: "gpu.memory.max; inf without a limit",
         unit: Some(Unit::Bytes),
         counts: false,
         read: |p| {

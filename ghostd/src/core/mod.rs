@@ -19,7 +19,7 @@ use crate::proc::Proc;
 use crate::store::{Op, SavedFile, Store};
 use ghost_model::{Kind, Members, Name, Problem};
 use ghost_policy::Desired;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -110,6 +110,7 @@ struct Core {
     entries: Entries,
     files: BTreeMap<String, SavedFile>,
     file_notes: Vec<String>,
+    revision: u64,
     published: watch::Sender<Arc<Catalog>>,
 }
 
@@ -156,10 +157,10 @@ impl Core {
                 }
             }
         }
-        if !entries.contains_key(&Name::system()) {
+        if let btree_map::Entry::Vacant(system) = entries.entry(Name::system()) {
             let uid = parts.proc.new_uid()?;
-            let system = Entry::new(Name::system(), uid, Caller::daemon().uid);
-            entries.insert(Name::system(), Arc::new(system));
+            let entry = Entry::new(Name::system(), uid, Caller::daemon().uid);
+            system.insert(Arc::new(entry));
         }
         let mut core = Core {
             parts,
@@ -167,6 +168,7 @@ impl Core {
             entries,
             files,
             file_notes: Vec::new(),
+            revision: 0,
             published: watch::Sender::default(),
         };
         for note in &core.parts.store_notes {
@@ -225,6 +227,7 @@ impl Core {
             created: done.created,
             changes,
             notes,
+            revision: self.revision,
         })
     }
 
@@ -303,18 +306,21 @@ impl Core {
     }
 
     fn publish(&mut self) {
+        self.revision += 1;
         let mut members = Members::default();
         let mut desired = Desired::default();
         let mut generations = BTreeMap::new();
         for (name, entry) in &self.entries {
             let membership = entry.membership();
-            if !name.is_system() && !(membership.pids.is_empty() && membership.cgroups.is_empty()) {
+            let empty = membership.pids.is_empty() && membership.cgroups.is_empty();
+            if !name.is_system() && !empty {
                 members.0.insert(name.clone(), membership);
             }
             desired.containers.insert(name.clone(), entry.spec());
             generations.insert(entry.uid.clone(), entry.generation);
         }
         let wanted = control::Wanted {
+            revision: self.revision,
             desired,
             members,
             generations: Arc::new(generations),

@@ -137,6 +137,8 @@ pub struct Outcome {
     pub changes: Vec<Change>,
     /// What is wrong with container files, after a reload.
     pub notes: Vec<String>,
+    /// [`crate::control::Observed::revision`] reaches this when members are where they belong.
+    pub revision: u64,
 }
 
 /// One change of one container.

@@ -453,7 +453,8 @@ pub(super) async fn attach(
         pids: body.pids,
         cgroups,
     };
-    app.core.ask(caller, request).await?;
+    let outcome = app.core.ask(caller, request).await?;
+    app.moved(&outcome).await;
     let items = app.container(&name)?.status.procs;
     Ok(Json(Items { items }))
 }
@@ -471,7 +472,8 @@ pub(super) async fn detach(
         name: name(&text)?,
         pid,
     };
-    app.core.ask(caller, request).await?;
+    let outcome = app.core.ask(caller, request).await?;
+    app.moved(&outcome).await;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -549,6 +551,14 @@ impl App {
             }
         }
         Ok((status, headers, Json(container)))
+    }
+
+    /// Waits until members are where a request put them; that takes one turn of the loop.
+    async fn moved(&self, outcome: &Outcome) {
+        let mut observed = self.observed.clone();
+        let moved = observed.wait_for(|now| now.revision >= outcome.revision);
+        // A loop that is slower than this shows old members for a while.
+        let _ = tokio::time::timeout(Duration::from_secs(1), moved).await;
     }
 
     /// Waits until all that a request touched is in force, or `wait` is over.
