@@ -13,6 +13,7 @@ use crate::proc::Proc;
 use crate::store::{Store, StoreError};
 use ghost_backend::Backend;
 use std::io;
+use std::os::unix::net::UnixListener;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -56,13 +57,14 @@ pub struct Daemon {
 
 impl Daemon {
     /// Opens the store, which refuses a second ghostd, and starts all parts. `backend` is made
-    /// after that, so that two daemons never hold the same GPUs; `alive` is called at each turn
-    /// of the control loop.
+    /// after that, so that two daemons never hold the same GPUs; `listener` is the socket that
+    /// systemd made, where it did; `alive` is called at each turn of the control loop.
     ///
     /// # Errors
     /// [`DaemonError`], or the backend's own.
     pub fn start<B: Backend + 'static, E: From<DaemonError>>(
         config: &Config,
+        listener: Option<UnixListener>,
         backend: impl FnOnce() -> Result<B, E>,
         alive: impl FnMut() + Send + 'static,
     ) -> Result<Daemon, E> {
@@ -70,7 +72,10 @@ impl Daemon {
         let admins = Admins::new(&config.socket_group);
         let backend = backend()?;
         let start = || -> Result<Daemon, DaemonError> {
-            let server = Server::bind(&config.socket, config.socket_mode, admins)?;
+            let server = match listener {
+                Some(listener) => Server::on(listener, admins)?,
+                None => Server::bind(&config.socket, config.socket_mode, admins)?,
+            };
             let events = Events::new();
             let proc = Proc::host();
             let of_loop = Arc::new(LoopMetrics::default());

@@ -11,6 +11,7 @@ use ghostd::{http, journal};
 use sd_notify::NotifyState;
 use std::fs;
 use std::io::{self, BufReader, IsTerminal, Write};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -44,6 +45,9 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return replay(path);
     }
     let config = Config::load(args)?;
+    let listener = listenfd::ListenFd::from_env()
+        .take_unix_listener(0)
+        .context("the socket from systemd")?;
     log();
     // Two threads suffice for many clients, and a small daemon is one of the promises.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -52,7 +56,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("the runtime")?;
-    runtime.block_on(serve(&config))?;
+    runtime.block_on(serve(&config, listener))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -87,14 +91,14 @@ fn log() {
         .init();
 }
 
-async fn serve(config: &Config) -> anyhow::Result<()> {
+async fn serve(config: &Config, listener: Option<UnixListener>) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
     let daemon = if is_stock(config) {
-        Daemon::start(config, || stock(config), watchdog())?
+        Daemon::start(config, listener, || stock(config), watchdog())?
     } else {
-        Daemon::start(config, || simulated(config), watchdog())?
+        Daemon::start(config, listener, || simulated(config), watchdog())?
     };
     tracing::info!(
         socket = %config.socket.display(),

@@ -5,8 +5,6 @@
 mod entry;
 mod files;
 mod requests;
-#[cfg(test)]
-mod tests;
 
 pub use entry::{Entry, FileLayer};
 pub(crate) use requests::missing;

@@ -50,7 +50,8 @@ pub enum ServerError {
 /// The socket, before it is served.
 #[derive(Debug)]
 pub struct Server {
-    path: PathBuf,
+    /// Removed at the end, where it is ours.
+    path: Option<PathBuf>,
     listener: UnixListener,
     admins: Admins,
 }
@@ -87,7 +88,30 @@ impl Server {
         fs::set_permissions(path, fs::Permissions::from_mode(mode))
             .map_err(failed("set its mode"))?;
         Ok(Server {
-            path: path.to_owned(),
+            path: Some(path.to_owned()),
+            listener,
+            admins,
+        })
+    }
+
+    /// Listens on a socket that systemd made, with mode and group as its unit says.
+    ///
+    /// # Errors
+    /// It is no socket that can be waited for.
+    pub fn on(
+        listener: std::os::unix::net::UnixListener,
+        admins: Admins,
+    ) -> Result<Server, ServerError> {
+        let listener = listener
+            .set_nonblocking(true)
+            .and_then(|()| UnixListener::from_std(listener))
+            .map_err(|source| ServerError::System {
+                path: "the socket from systemd".into(),
+                what: "listen",
+                source,
+            })?;
+        Ok(Server {
+            path: None,
             listener,
             admins,
         })
@@ -131,8 +155,10 @@ impl Server {
             }
         }
         drop(self.listener);
-        // What is not there is removed already.
-        let _ = fs::remove_file(&self.path);
+        if let Some(path) = &self.path {
+            // What is not there is removed already.
+            let _ = fs::remove_file(path);
+        }
         let all = async { while connections.join_next().await.is_some() {} };
         if tokio::time::timeout(FAREWELL, all).await.is_err() {
             tracing::warn!("some requests did not end and are dropped");

@@ -168,8 +168,13 @@ impl Node {
 
     pub(crate) fn on(place: &Place, sim: Sim) -> Node {
         let backend = sim.backend();
-        let daemon =
-            Daemon::start(&place.config(""), || Ok::<_, DaemonError>(backend), || ()).unwrap();
+        let daemon = Daemon::start(
+            &place.config(""),
+            None,
+            || Ok::<_, DaemonError>(backend),
+            || (),
+        )
+        .unwrap();
         Node {
             router: ghostd::http::router(daemon.app().clone()),
             daemon,

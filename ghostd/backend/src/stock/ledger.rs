@@ -241,12 +241,16 @@ impl Ledger {
             .filter(|r| self.owners.get(&(r.pid, r.context)) == Some(&group));
         let waiting = self.waiting.iter().find(|i| i.group == group);
         let unsettled = waiting.map(|i| i.from).or(resident.map(|r| r.settled));
+        let at = unsettled.unwrap_or(now).min(now);
+        // A turn that ended after a span that still waits is counted, but not yet due.
+        let own = self.contended.iter().filter(|i| i.group == group);
+        let later: u64 = own.map(|i| i.overlap(at, u64::MAX)).sum();
         let recent = account.came.is_some_and(|came| came + window > now);
         // Who works on after it idled does not come anew: the next sample tells.
         let at_work = resident.is_some_and(|r| account.idle <= r.from);
         Some(Balance {
-            used: account.used,
-            at: unsettled.unwrap_or(now).min(now),
+            used: account.used.saturating_sub(later),
+            at,
             active: recent || at_work,
         })
     }
