@@ -215,7 +215,14 @@ fn main() -> Result<()> {
             at(0.9999)
         );
     } else {
-        let done = backlog(&load, iters, end, args.duty.as_deref(), &mut csv)?;
+        let done = backlog(
+            &load,
+            args.kernel_us,
+            iters,
+            end,
+            args.duty.as_deref(),
+            &mut csv,
+        )?;
         println!(
             "{name} done={done} in {:.1}s = {:.1}/s",
             args.seconds,
@@ -225,10 +232,19 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Keeps four launches in flight until `end`; gives the kernels that completed.
-fn backlog(load: &Load, iters: u32, end: f64, duty: Option<&[f64]>, csv: &mut File) -> Result<u64> {
+/// Keeps launches in flight until `end`; gives the kernels that completed.
+fn backlog(
+    load: &Load,
+    kernel_us: f64,
+    iters: u32,
+    end: f64,
+    duty: Option<&[f64]>,
+    csv: &mut File,
+) -> Result<u64> {
     let mut flight = std::collections::VecDeque::new();
     let (mut done, mut written, begun) = (0, 0.0, now_ms());
+    // Short kernels need more in flight, or the wait for one leaves the GPU without the next.
+    let depth = (10_000.0 / kernel_us).clamp(4.0, 256.0) as usize;
     loop {
         let now = now_ms();
         let over = now >= end;
@@ -236,7 +252,7 @@ fn backlog(load: &Load, iters: u32, end: f64, duty: Option<&[f64]>, csv: &mut Fi
             Some([on, off]) => (now - begun) % (on + off) >= *on,
             _ => false,
         };
-        while !over && !off && flight.len() < 4 {
+        while !over && !off && flight.len() < depth {
             let kernels = load.launch(iters)?;
             flight.push_back((
                 load.stream

@@ -72,6 +72,11 @@ fn freeze(lab: &mut Lab) -> Result<()> {
         off.push((last - freeze).max(0.0));
         on.push(first - thaw);
     }
+    for (name, times) in [("freeze", &mut off), ("thaw", &mut on)] {
+        let half = quantile(times, 0.5);
+        lab.report
+            .push(Check::told(format!("{name} in force, p50"), half, "ms"));
+    }
     lab.report.push(Check::new(
         "freeze in force, p99",
         2.0,

@@ -347,6 +347,22 @@ mod tests {
     }
 
     #[test]
+    fn a_count_holds_for_its_moment() {
+        let mut ledger = ledger();
+        // A long span that waits for a sample, then a turn that needs none.
+        turn(&mut ledger, 10, 100, 1000 * MS, 1030 * MS);
+        turn(&mut ledger, 10, 100, 1100 * MS, 1102 * MS);
+        let early = ledger.balance(GroupId(1), 1150 * MS, WINDOW).unwrap();
+        assert_eq!((early.used, early.at), (0, 1000 * MS));
+        ledger.sample(&[busy(1015 * MS, 10_000)]);
+        let half = ledger.balance(GroupId(1), 1150 * MS, WINDOW).unwrap();
+        assert_eq!((half.used, half.at), (15 * MS, 1015 * MS));
+        ledger.sample(&[busy(1015 * MS, 10_000), busy(1090 * MS, 2000)]);
+        let all = ledger.balance(GroupId(1), 1150 * MS, WINDOW).unwrap();
+        assert_eq!((all.used, all.at), (32 * MS, 1150 * MS));
+    }
+
+    #[test]
     fn unknown_contexts_are_told_once_and_not_charged() {
         let mut ledger = ledger();
         turn(&mut ledger, 30, 300, MS, 2 * MS);
@@ -392,6 +408,7 @@ mod tests {
                 }
                 let used = [1, 2].map(|g| ledger.balance(GroupId(g), now, WINDOW).unwrap());
                 prop_assert!(used.iter().all(|b| b.at <= now));
+                prop_assert!(used.iter().all(|b| b.used <= b.at.saturating_sub(begin)));
                 let used = used.map(|b| b.used);
                 prop_assert!(used.iter().sum::<u64>() <= now - begin);
                 prop_assert!(used[0] >= last[0] && used[1] >= last[1]);
