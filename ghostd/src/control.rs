@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How often processes and GPUs are listed again where no event asks for it.
-const LIST: Duration = Duration::from_secs(1);
+const LIST: Duration = Duration::from_secs(2);
 /// How often readers get a new picture where nothing asks for it.
-const PUBLISH: Duration = Duration::from_millis(200);
+const PUBLISH: Duration = Duration::from_millis(500);
 /// How often the policy's memory and the counters are saved.
 const SAVE: Duration = Duration::from_secs(5);
 /// The pause between looks at whether a change has taken effect, and how many there are before
@@ -63,7 +63,7 @@ pub struct Counters {
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// Its own processes.
-    pub processes: Vec<Process>,
+    pub processes: Arc<Vec<Process>>,
     /// Whether there is a process.
     pub populated: bool,
     /// Whether a channel group had work lately.
@@ -158,6 +158,8 @@ struct Control<B> {
     progress: Progress,
     looks: u32,
     view: Observed,
+    /// What the last list put under each container.
+    places: BTreeMap<Name, Seen>,
     counters: Counters,
     listed: Option<Instant>,
     published: Option<Instant>,
@@ -197,6 +199,7 @@ impl<B: Backend> Control<B> {
                 ..Observed::default()
             },
             backend,
+            places: BTreeMap::new(),
             parts,
             memory: saved.memory,
             wanted: Wanted::default(),
@@ -387,12 +390,14 @@ impl<B: Backend> Control<B> {
             self.view.capabilities = Arc::new(capabilities);
         }
         self.view.gpus = Arc::new(gpus);
+        self.places = place(&processes);
+        self.published = None;
         self.view.processes = Arc::new(processes);
         self.listed = Some(Instant::now());
     }
 
     fn publish(&mut self, sample: &Sample) {
-        let seen = see(&self.view.processes, sample, &self.memory);
+        let seen = see(self.places.clone(), sample, &self.memory);
         for (name, one) in &seen {
             if !name.is_system() && !self.wanted.desired.containers.contains_key(name) {
                 continue;
@@ -450,8 +455,8 @@ impl<B: Backend> Control<B> {
     }
 }
 
-/// Puts processes, channel groups and statistics under their containers, and those above.
-fn see(processes: &[Process], sample: &Sample, memory: &Memory) -> BTreeMap<Name, Seen> {
+/// Puts processes under their containers, and those above.
+fn place(processes: &[Process]) -> BTreeMap<Name, Seen> {
     let mut all: BTreeMap<Name, Seen> = BTreeMap::new();
     for process in processes {
         for name in process.container.lineage() {
@@ -463,15 +468,29 @@ fn see(processes: &[Process], sample: &Sample, memory: &Memory) -> BTreeMap<Name
             }
         }
         if let Some(seen) = all.get_mut(&process.container) {
-            seen.processes.push(process.clone());
+            Arc::make_mut(&mut seen.processes).push(process.clone());
         }
     }
+    all
+}
+
+/// Adds channel groups and statistics to where processes are.
+fn see(mut all: BTreeMap<Name, Seen>, sample: &Sample, memory: &Memory) -> BTreeMap<Name, Seen> {
     for group in sample.gpus.iter().flat_map(|g| &g.groups) {
-        for name in group.container.lineage() {
-            let seen = all.entry(name).or_default();
-            seen.populated = true;
-            seen.active |= group.active.fresh() == Some(true) && !group.paused;
-            seen.runs |= !group.paused;
+        let active = group.active.fresh() == Some(true) && !group.paused;
+        let mut name = Some(group.container.as_str());
+        while let Some(at) = name {
+            if !all.contains_key(at)
+                && let Ok(new) = at.parse()
+            {
+                all.insert(new, Seen::default());
+            }
+            if let Some(seen) = all.get_mut(at) {
+                seen.populated = true;
+                seen.active |= active;
+                seen.runs |= !group.paused;
+            }
+            name = at.rsplit_once('/').map(|(above, _)| above);
         }
     }
     for ((name, gpu), stat) in memory.stats() {

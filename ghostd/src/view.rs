@@ -83,7 +83,7 @@ pub fn node(catalog: &Catalog, now: &Observed) -> Node {
 /// A container's own processes, those included that were attached and that the backend has not
 /// seen yet.
 pub fn processes(entry: &Entry, seen: &Seen, proc: &Proc) -> Vec<Process> {
-    let mut all = seen.processes.clone();
+    let mut all = (*seen.processes).clone();
     for id in &entry.pids {
         if all.iter().any(|p| p.pid == id.pid) {
             continue;
@@ -193,7 +193,7 @@ fn notes(
             }
         }
     }
-    for process in &seen.processes {
+    for process in seen.processes.iter() {
         if let Some(why) = &process.refused {
             notes.push(format!("process {} is not held: {why}", process.pid));
         }

@@ -7,6 +7,7 @@ use crate::key::Key;
 use crate::problem::{FieldError, Kind, Problem};
 use crate::units::Bytes;
 use crate::value::{Budget, CgroupPath, Devices, Latency, Limit, Overflow, Value, Weight};
+use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
@@ -17,8 +18,8 @@ pub const DEVICE: &str = "device";
 /// A set of values, each for all GPUs (`None`) or for one.
 ///
 /// As JSON: `{"gpu.weight": 200, "device": {"GPU-…": {"gpu.memory.max": 12884901888}}}`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Json", into = "Json")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Json")]
 pub struct Spec {
     values: BTreeMap<(Key, Option<GpuId>), Value>,
 }
@@ -282,6 +283,28 @@ impl Spec {
     }
 }
 
+/// As [`Json::from`] does, without the tree between: lists of a thousand containers have two
+/// thousand specs.
+impl Serialize for Spec {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(None)?;
+        let mut devices: BTreeMap<&str, BTreeMap<Key, Json>> = BTreeMap::new();
+        for ((key, gpu), value) in &self.values {
+            match gpu {
+                None => map.serialize_entry(key.as_str(), &value.to_json())?,
+                Some(gpu) => {
+                    let device = devices.entry(gpu.as_str()).or_default();
+                    device.insert(*key, value.to_json());
+                }
+            }
+        }
+        if !devices.is_empty() {
+            map.serialize_entry(DEVICE, &devices)?;
+        }
+        map.end()
+    }
+}
+
 impl TryFrom<Json> for Spec {
     type Error = Problem;
     fn try_from(json: Json) -> Result<Spec, Problem> {
@@ -338,6 +361,7 @@ mod tests {
     fn json_round_trip() {
         let j = json!({"gpu.idle": 1, "gpu.max": {"max": "max", "period": 50000}, "device": {"GPU-aaaa": {"gpu.memory.max": 5}}});
         assert_eq!(Json::from(spec(j.clone())), j);
+        assert_eq!(serde_json::to_value(spec(j.clone())).unwrap(), j);
     }
 
     #[test]
