@@ -318,6 +318,24 @@ mod tests {
     }
 
     #[test]
+    fn the_example_says_what_holds_without_it() {
+        let example = include_str!("../systemd/ghostd.toml");
+        let said: Vec<&str> = example
+            .lines()
+            .filter_map(|l| l.strip_prefix('#'))
+            .filter(|l| !l.starts_with(' '))
+            .collect();
+        let root = Surroundings {
+            root: true,
+            ..Surroundings::default()
+        };
+        let parse = |text: &str| Config::parse(text, &Args::default(), &root).unwrap();
+        assert_eq!(said.len(), KEYS.len() - 1, "all but standin");
+        assert_eq!(parse(&said.join("\n")), parse(""));
+        assert_eq!(parse(example), parse(""));
+    }
+
+    #[test]
     fn the_command_line_wins_and_directories_follow_the_user() {
         let args = Args {
             socket: Some("/a.sock".into()),

@@ -22,6 +22,8 @@ const LIST: Duration = Duration::from_secs(2);
 const PUBLISH: Duration = Duration::from_millis(500);
 /// How often the policy's memory and the counters are saved.
 const SAVE: Duration = Duration::from_secs(5);
+/// Failures are shown until none was seen for this long: some actions are tried again late.
+const FORGET: Duration = Duration::from_secs(5);
 /// The pause between looks at whether a change has taken effect, and how many there are before
 /// the tick is soon enough.
 const SETTLE: (Duration, u32) = (Duration::from_millis(1), 50);
@@ -164,6 +166,7 @@ struct Control<B> {
     listed: Option<Instant>,
     published: Option<Instant>,
     saved: Instant,
+    failed: Option<Instant>,
 }
 
 /// Looks at the backend once, publishes what there is, and starts the loop's thread. The thread
@@ -209,6 +212,7 @@ impl<B: Backend> Control<B> {
             listed: None,
             published: None,
             saved: Instant::now(),
+            failed: None,
         }
     }
 
@@ -297,6 +301,10 @@ impl<B: Backend> Control<B> {
     }
 
     fn apply(&mut self, plan: &Plan) {
+        if self.failed.is_some_and(|at| at.elapsed() >= FORGET) {
+            self.failed = None;
+            self.view.failures = Arc::default();
+        }
         if plan.actions.is_empty() {
             return;
         }
@@ -314,6 +322,10 @@ impl<B: Backend> Control<B> {
             })
             .collect();
         self.parts.metrics.failed("apply", failures.len());
+        if failures.is_empty() {
+            return;
+        }
+        self.failed = Some(Instant::now());
         if *self.view.failures != failures {
             for (_, failure) in &failures {
                 tracing::error!("{failure}");

@@ -171,11 +171,13 @@ impl Daemon {
         let server = self.server.await;
         // Without a loop there is nobody to be told.
         let _ = self.control.send(Message::Stop);
-        drop(self.app);
-        let loop_thread = self.loop_thread;
-        let joined = tokio::task::spawn_blocking(move || loop_thread.join());
-        if !matches!(joined.await, Ok(Ok(()))) {
-            return Err(DaemonError::Ended("control"));
+        self.app.core.stop();
+        let threads = [("control", self.loop_thread), ("core", self.core_thread)];
+        for (name, thread) in threads {
+            let joined = tokio::task::spawn_blocking(move || thread.join());
+            if !matches!(joined.await, Ok(Ok(()))) {
+                return Err(DaemonError::Ended(name));
+            }
         }
         server.map_err(|_| DaemonError::Ended("server"))
     }

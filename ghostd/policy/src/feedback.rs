@@ -8,13 +8,27 @@ use crate::tuning::{
 };
 use ghost_model::Micros;
 
+/// What a node's own groups did since the last step.
+#[derive(Clone, Copy)]
+pub(crate) struct Own {
+    /// Time that they used,
+    pub used: Micros,
+    /// and the moment up to which that is known.
+    pub read_at: Micros,
+    /// Whether they surely had work.
+    pub backlogged: bool,
+}
+
 /// One step. `window` is where the present one began, `round` the length of a round, `own` the
-/// wanted part of each node's own groups, `seen` what they used since the last step and whether
-/// they surely had work. Anything that changes who should get what, or a slice, begins a new one.
+/// wanted part of each node's own groups, `seen` what they did. Anything that changes who should
+/// get what, or a slice, begins a new one.
+///
+/// Readings lag, and what they tell late may have been used before the window began. So each node
+/// is measured from its first reading in the window to its last, by the time between the two.
 pub(crate) fn step(
     nodes: &mut [Node<'_>],
     own: &[u64],
-    seen: impl Iterator<Item = (Micros, bool)>,
+    seen: impl Iterator<Item = Own>,
     changed: bool,
     window: &mut Option<Micros>,
     round: Micros,
@@ -22,30 +36,50 @@ pub(crate) fn step(
 ) {
     let long = FEEDBACK_WINDOW.max(Micros(round.0 * FEEDBACK_ROUNDS));
     let over = window.is_some_and(|from| now.since(from) >= long);
-    for (node, (used, backlogged)) in nodes.iter_mut().zip(seen) {
-        node.memory.window_used = node.memory.window_used + used;
-        node.memory.backlogged &= backlogged;
+    for (node, seen) in nodes.iter_mut().zip(seen) {
+        let memory = &mut node.memory;
+        match memory.window_from {
+            Some(_) => {
+                memory.window_used = memory.window_used + seen.used;
+                memory.window_to = seen.read_at;
+            }
+            None if window.is_some_and(|from| seen.read_at >= from) => {
+                memory.window_from = Some(seen.read_at);
+                memory.window_to = seen.read_at;
+            }
+            None => {}
+        }
+        memory.backlogged &= seen.backlogged;
         if node.working == 0 {
-            node.memory.factor = MILLION;
+            memory.factor = MILLION;
         }
     }
     if over && !changed {
-        correct(nodes, own);
+        correct(nodes, own, Micros(long.0 / 2));
     }
     if over || changed || window.is_none() {
         *window = Some(now);
         for node in nodes {
             node.memory.window_used = Micros::ZERO;
+            node.memory.window_from = None;
             node.memory.backlogged = true;
         }
     }
 }
 
+/// Millionths of the time between its first and its last reading that a node used, if that is
+/// at least `least`.
+fn rate(node: &Node<'_>, least: Micros) -> Option<u64> {
+    let memory = &node.memory;
+    let span = memory.window_to.since(memory.window_from?);
+    (span >= least).then(|| part(memory.window_used.0, MILLION, span.0))
+}
+
 /// A container whose measured part of what the backlogged ones used is off goes half the way.
-fn correct(nodes: &mut [Node<'_>], own: &[u64]) {
+fn correct(nodes: &mut [Node<'_>], own: &[u64], least: Micros) {
     // (node, wanted, got), in millionths of all that `members` should get and got.
     let parts = |nodes: &[Node<'_>], members: &[usize]| -> Vec<(usize, u64, u64)> {
-        let used = |i: usize| nodes[i].memory.window_used.0;
+        let used = |i: usize| rate(&nodes[i], least).unwrap_or(0);
         let wanted_sum = members.iter().map(|i| own[*i]).sum();
         let used_sum = members.iter().map(|i| used(*i)).sum();
         let part_of = |i: &usize| {
@@ -54,7 +88,10 @@ fn correct(nodes: &mut [Node<'_>], own: &[u64]) {
         };
         members.iter().map(part_of).collect()
     };
-    let backlogged = |i: &usize| nodes[*i].memory.backlogged && nodes[*i].groups > 0;
+    let backlogged = |i: &usize| {
+        let node = &nodes[*i];
+        node.memory.backlogged && node.groups > 0 && rate(node, least).is_some()
+    };
     let members: Vec<usize> = (0..nodes.len()).filter(backlogged).collect();
     let plausible = |(i, wanted, got): (usize, u64, u64)| {
         let off = part(wanted, FEEDBACK_PLAUSIBLE, MILLION);

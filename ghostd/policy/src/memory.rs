@@ -79,6 +79,9 @@ pub(crate) struct ContainerMemory {
     pub factor: u64,
     /// Used by its own groups in the window of the feedback.
     pub window_used: Micros,
+    /// The moments of its first and its last reading in that window.
+    pub window_from: Option<Micros>,
+    pub window_to: Micros,
     /// Whether it had work all through that window.
     pub backlogged: bool,
     /// A container with `gpu.latency` that uses more than its share.
@@ -100,6 +103,8 @@ impl Default for ContainerMemory {
             share: 0,
             factor: MILLION,
             window_used: Micros::ZERO,
+            window_from: None,
+            window_to: Micros::ZERO,
             backlogged: false,
             demoted: false,
         }

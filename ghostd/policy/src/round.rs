@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn few_groups_lose_little_and_wait_little() {
         assert_eq!(best(2, ONE / 2), Micros(30_000));
-        assert_eq!(best(4, ONE / 4), Micros(46_666));
+        assert_eq!(best(4, ONE / 4), Micros(35_000));
         assert_eq!(
             best(2, ONE * 3 / 100).0 / 1000,
             33,

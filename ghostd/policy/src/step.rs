@@ -70,6 +70,7 @@ struct Seen {
     own_used: Micros,
     own_has_work: bool,
     own_used_known: bool,
+    own_read_at: Micros,
     own_paused: bool,
     own_unpaused: bool,
     used: Micros,
@@ -154,6 +155,7 @@ fn see<'a>(
         own_used: Micros::ZERO,
         own_has_work: false,
         own_used_known: true,
+        own_read_at: now,
         own_paused: false,
         own_unpaused: false,
         used: Micros::ZERO,
@@ -183,7 +185,8 @@ fn see<'a>(
         sum.own_used_known &= group.used.fresh().is_some();
         sum.own_paused |= group.paused;
         sum.own_unpaused |= !group.paused;
-        sum.read_at = sum.read_at.min(memory.used_at);
+        sum.own_read_at = sum.own_read_at.min(memory.used_at);
+        sum.read_at = sum.own_read_at;
         groups.push(Group {
             seen: group,
             node: i,
@@ -269,9 +272,11 @@ fn set_shares(nodes: &mut [Node<'_>], seen: &[Seen], memory: &mut GpuMemory, now
         node.memory.share = share;
     }
     latency::demote(nodes);
-    let seen = seen
-        .iter()
-        .map(|s| (s.own_used, s.own_has_work && s.own_used_known));
+    let seen = seen.iter().map(|s| feedback::Own {
+        used: s.own_used,
+        read_at: s.own_read_at,
+        backlogged: s.own_has_work && s.own_used_known,
+    });
     let top_weight = shares.top_weight;
     let length = |r: Round| share::part(r.length.0, top_weight, r.weight);
     let round = Micros(memory.round.map_or(0, length));

@@ -6,9 +6,9 @@ use ghost_model::Micros;
 /// GPU time that a switch from one channel group to another costs: 0.15 to 0.2 ms on an H200.
 pub const SWITCH: Micros = Micros(175);
 
-/// What the switches may cost, in parts per thousand of a round. Longer rounds cost less and
-/// make everybody wait longer.
-pub const SWITCH_LOSS_PERMILLE: u64 = 15;
+/// What the switches may cost, in parts per thousand of a round. Longer rounds cost less, make
+/// everybody wait longer and shares hold over longer times only.
+pub const SWITCH_LOSS_PERMILLE: u64 = 20;
 
 /// A round of few groups is this long: two backlogged containers then lose about 1.5 %.
 pub const ROUND: Micros = Micros(30_000);

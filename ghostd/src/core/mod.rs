@@ -40,10 +40,17 @@ pub struct Catalog {
     pub notes: Vec<String>,
 }
 
-struct Message {
+struct Ask {
     caller: Caller,
     request: Request,
     answer: oneshot::Sender<Result<Outcome, Refused>>,
+    /// Of the request, so that what the core logs names it.
+    span: tracing::Span,
+}
+
+enum Message {
+    Ask(Box<Ask>),
+    Stop,
 }
 
 /// The doors' end.
@@ -60,11 +67,12 @@ impl Handle {
     /// [`Refused`]
     pub async fn ask(&self, caller: Caller, request: Request) -> Result<Outcome, Refused> {
         let (answer, answered) = oneshot::channel();
-        let message = Message {
+        let message = Message::Ask(Box::new(Ask {
             caller,
             request,
             answer,
-        };
+            span: tracing::Span::current(),
+        }));
         let stopped = || Problem::new(Kind::Unavailable, "ghostd is stopping");
         self.queue.try_send(message).map_err(|e| match e {
             mpsc::TrySendError::Full(_) => Problem::new(
@@ -74,6 +82,12 @@ impl Handle {
             mpsc::TrySendError::Disconnected(_) => stopped(),
         })?;
         answered.await.map_err(|_| stopped())?
+    }
+
+    /// Ends the core after what waits already; later requests are told so.
+    pub fn stop(&self) {
+        // Without a core it has ended.
+        let _ = self.queue.send(Message::Stop);
     }
 
     /// What is asked for, all of it, as of the last change.
@@ -113,7 +127,7 @@ struct Core {
 }
 
 /// Reads the store and the container files, hands the result to the control loop and starts the
-/// core's thread. It ends when the last [`Handle`] is dropped.
+/// core's thread. It ends when it is told to, or when the last [`Handle`] is dropped.
 ///
 /// # Errors
 /// No `/proc`, or no thread.
@@ -184,13 +198,14 @@ impl Core {
     fn serve(&mut self, requests: &mpsc::Receiver<Message>) {
         loop {
             match requests.recv_timeout(PRUNE) {
-                Ok(message) => {
-                    let answer = self.handle(message.caller, message.request);
+                Ok(Message::Ask(ask)) => {
+                    let ask = *ask;
+                    let _span = ask.span.entered();
                     // Whoever asked may have hung up; what was done is done.
-                    let _ = message.answer.send(answer);
+                    let _ = ask.answer.send(self.handle(ask.caller, ask.request));
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => self.prune(),
-                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                Ok(Message::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
             }
         }
     }

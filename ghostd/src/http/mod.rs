@@ -16,7 +16,7 @@ use crate::proc::Proc;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use ghost_model::name::sanitize;
 use ghost_model::{Kind, Problem};
@@ -24,11 +24,16 @@ use problem::Reject;
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::watch;
+use tracing::Instrument;
 use utoipa::openapi::OpenApi as Document;
 use utoipa::{IntoResponses, OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+
+/// No answer takes longer; the longest `?wait=` is well within it.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What handlers work with.
 #[derive(Clone, Debug)]
@@ -160,7 +165,15 @@ async fn around(State(app): State<App>, request: Request, next: Next) -> Respons
     let method = request.method().clone();
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or_else(|| "none".to_owned(), |m| m.as_str().to_owned());
-    let response = next.run(request).await;
+    let span = tracing::info_span!("request", request_id = %id);
+    let answered = next.run(request).instrument(span);
+    let response = match tokio::time::timeout(PATIENCE, answered).await {
+        Ok(response) => response,
+        Err(_) => {
+            let detail = format!("no answer after {PATIENCE:?}: what was asked may still happen");
+            Reject::from(Problem::new(Kind::Unavailable, detail)).into_response()
+        }
+    };
     let mut response = problem::finish(response, &id);
     let status = response.status().as_u16();
     // A method that nobody knows must not become a label.

@@ -168,13 +168,12 @@ impl Node {
 
     pub(crate) fn on(place: &Place, sim: Sim) -> Node {
         let backend = sim.backend();
-        let daemon = Daemon::start(
-            &place.config(""),
-            None,
-            || Ok::<_, DaemonError>(backend),
-            || (),
-        )
-        .unwrap();
+        let backend = || Ok::<_, DaemonError>(backend);
+        let daemon = Daemon::start(&place.config(""), None, backend, || ());
+        Node::of(daemon.unwrap(), sim)
+    }
+
+    pub(crate) fn of(daemon: Daemon, sim: Sim) -> Node {
         Node {
             router: ghostd::http::router(daemon.app().clone()),
             daemon,
@@ -183,9 +182,7 @@ impl Node {
     }
 
     pub(crate) async fn stop(self) {
-        let Node { daemon, router, .. } = self;
-        drop(router);
-        daemon.stop().await.unwrap();
+        self.daemon.stop().await.unwrap();
     }
 
     pub(crate) async fn send(&self, caller: Option<Caller>, mut request: Request<Body>) -> Answer {
