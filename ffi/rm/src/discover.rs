@@ -251,12 +251,14 @@ fn node_of(fd: BorrowedFd<'_>) -> Option<(bool, u64, u64)> {
     // SAFETY: the call succeeded, so it is written.
     let stat = unsafe { stat.assume_init() };
     let pair = |major: u32, minor: u32| u64::from(major) << 32 | u64::from(minor);
-    Some(if u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFCHR {
-        (true, pair(stat.stx_rdev_major, stat.stx_rdev_minor), 0)
-    } else {
-        let device = pair(stat.stx_dev_major, stat.stx_dev_minor);
-        (false, device, stat.stx_ino)
-    })
+    Some(
+        if u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFCHR {
+            (true, pair(stat.stx_rdev_major, stat.stx_rdev_minor), 0)
+        } else {
+            let device = pair(stat.stx_dev_major, stat.stx_dev_minor);
+            (false, device, stat.stx_ino)
+        },
+    )
 }
 
 #[cfg(test)]

@@ -323,11 +323,7 @@ impl Mapping {
         };
         // SAFETY: `args` is the 56-byte argument of this ioctl; its address
         // fields are answers.
-        let called = unsafe {
-            session
-                .control()
-                .ioctl(abi::ESC_RM_MAP_MEMORY, &mut args)
-        };
+        let called = unsafe { session.control().ioctl(abi::ESC_RM_MAP_MEMORY, &mut args) };
         check("map memory", client, memory, called, args.status)?;
         let map = |offset: u64| {
             // SAFETY: a new mapping, at an address of the kernel's choice, on

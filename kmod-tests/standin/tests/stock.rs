@@ -75,7 +75,10 @@ impl Load {
 
     fn spawn(on: &Host, name: &str) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ghost-load"));
-        command.args([name, "1000", "600"]).arg("--out").arg(on.out.path());
+        command
+            .args([name, "1000", "600"])
+            .arg("--out")
+            .arg(on.out.path());
         command.arg("--dev").arg(on.standin.dir());
         Load {
             child: command.spawn().unwrap(),
@@ -97,7 +100,12 @@ impl Load {
 
     /// Sets its own timeslice, as it could.
     fn tamper(&self, on: &Host, us: u64) {
-        let group = on.groups_of(self.pid()).into_iter().find(|g| g.compute).unwrap().group;
+        let group = on
+            .groups_of(self.pid())
+            .into_iter()
+            .find(|g| g.compute)
+            .unwrap()
+            .group;
         let held = PidFd::open_pid(self.pid().cast_signed()).unwrap();
         held.with_fd(control_fd(self.pid()), |fd| {
             Control::new(fd).set_timeslice(group.client, group.object, us)
@@ -118,11 +126,19 @@ fn control_fd(pid: u32) -> RawFd {
     let fds = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let is = |path: &Path| path.ends_with("nvidiactl");
     let mut fds = fds.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| is(&to)));
-    fds.next().unwrap().file_name().to_str().unwrap().parse().unwrap()
+    fds.next()
+        .unwrap()
+        .file_name()
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 fn identify(pid: u32) -> ProcId {
-    let start = ghost_notify::ProcId::of_pid(pid.cast_signed()).unwrap().start_ticks;
+    let start = ghost_notify::ProcId::of_pid(pid.cast_signed())
+        .unwrap()
+        .start_ticks;
     ProcId { pid, start }
 }
 
@@ -162,12 +178,18 @@ fn sample_until(stock: &mut Stock, what: &str, mut is: impl FnMut(&Sample) -> bo
 
 fn of(sample: &Sample, pid: u32) -> Vec<(GpuId, GroupSample)> {
     let gpus = sample.gpus.iter();
-    let groups = gpus.flat_map(|gpu| gpu.groups.iter().map(|group| (gpu.gpu.clone(), group.clone())));
+    let groups = gpus.flat_map(|gpu| {
+        gpu.groups
+            .iter()
+            .map(|group| (gpu.gpu.clone(), group.clone()))
+    });
     groups.filter(|(_, group)| group.pid == pid).collect()
 }
 
 fn container_of(sample: &Sample, pid: u32) -> Option<Name> {
-    of(sample, pid).first().map(|(_, group)| group.container.clone())
+    of(sample, pid)
+        .first()
+        .map(|(_, group)| group.container.clone())
 }
 
 fn slice_of(sample: &Sample, pid: u32, us: u64) -> Vec<Action> {
@@ -227,7 +249,10 @@ fn processes_are_found_and_belong_by_pid() {
     assert!(stock.gpus().iter().all(|gpu| gpu.state == GpuState::Shared));
     let capabilities = stock.capabilities();
     assert_eq!(capabilities.driver.as_deref(), Some("580.159.04"));
-    assert_eq!(capabilities.enforcer(Key::MemoryMax), ghost_model::Enforcer::Nobody);
+    assert_eq!(
+        capabilities.enforcer(Key::MemoryMax),
+        ghost_model::Enforcer::Nobody
+    );
     stock.set_members(&members(&[("team/a", &[a.id()], &[])]));
     let sample = sample_until(&mut stock, "two groups", |sample| {
         of(sample, a.pid()).len() == 1 && of(sample, b.pid()).len() == 1
@@ -237,10 +262,15 @@ fn processes_are_found_and_belong_by_pid() {
     let (_, group) = of(&sample, a.pid()).remove(0);
     assert_eq!(group.slice.fresh(), Some(Micros(2048)));
     let used = |sample: &Sample| of(sample, a.pid())[0].1.used.fresh();
-    sample_until(&mut stock, "use", |s| used(s).is_some_and(|used| used.0 > 0));
+    sample_until(&mut stock, "use", |s| {
+        used(s).is_some_and(|used| used.0 > 0)
+    });
     let processes = stock.processes();
     let process = processes.iter().find(|p| p.pid == a.pid()).unwrap();
-    assert_eq!((process.command.as_str(), process.groups.len()), ("ghost-load", 1));
+    assert_eq!(
+        (process.command.as_str(), process.groups.len()),
+        ("ghost-load", 1)
+    );
     assert!(process.memory.values().all(|bytes| bytes.0 > 0) && process.memory.len() == 1);
     assert_eq!(process.refused, None);
     let appeared = |event: &Event| matches!(event, Event::Appeared { pid, .. } if *pid == a.pid());
@@ -263,7 +293,10 @@ fn processes_are_followed_through_cgroups() {
     cgroup.put("inner", load.pid());
     sample_until(&mut stock, "a member", is(name("a")));
     let all = stock.processes();
-    assert!(all.iter().any(|p| p.pid == load.pid() && p.container == name("a")));
+    assert!(
+        all.iter()
+            .any(|p| p.pid == load.pid() && p.container == name("a"))
+    );
     load.kill();
 }
 
@@ -273,13 +306,23 @@ fn a_slice_is_set_once_and_set_back_when_a_tenant_changes_it() {
     let load = Load::start(&host, "a");
     let mut stock = host.stock();
     let sample = sample_until(&mut stock, "a group", |s| of(s, load.pid()).len() == 1);
-    let in_force = || host.groups_of(load.pid()).iter().find(|g| g.compute).unwrap().slice;
+    let in_force = || {
+        host.groups_of(load.pid())
+            .iter()
+            .find(|g| g.compute)
+            .unwrap()
+            .slice
+    };
     let actions = slice_of(&sample, load.pid(), 5000);
     assert_eq!(stock.apply(&actions), []);
     assert_eq!(in_force(), Micros(5000));
     load.tamper(&host, 90_000);
     assert_eq!(stock.apply(&actions), []);
-    assert_eq!(in_force(), Micros(90_000), "a slice that was set is not set again");
+    assert_eq!(
+        in_force(),
+        Micros(90_000),
+        "a slice that was set is not set again"
+    );
     sample_until(&mut stock, "an audit", |_| in_force() == Micros(5000));
     let wanted = Event::Reasserted {
         pid: load.pid(),
@@ -293,7 +336,11 @@ fn a_slice_is_set_once_and_set_back_when_a_tenant_changes_it() {
         group: ghost_model::GroupId(u64::MAX),
         slice: Micros(1),
     };
-    assert_eq!(stock.apply(&[set]), [], "a group that is gone is done already");
+    assert_eq!(
+        stock.apply(&[set]),
+        [],
+        "a group that is gone is done already"
+    );
 }
 
 #[test]
@@ -306,9 +353,20 @@ fn contexts_that_come_later_are_found_and_those_that_go_are_let_go() {
     let first = sample_until(&mut stock, "one", |s| of(s, own).len() == 1);
     let second = tenant.context().unwrap();
     let both = sample_until(&mut stock, "two", |s| of(s, own).len() == 2);
-    let ids = |sample: &Sample| of(sample, own).iter().map(|(_, g)| g.id).collect::<Vec<_>>();
-    assert!(ids(&both).contains(&ids(&first)[0]), "a group keeps its number");
-    tenant.rm().free(tenant.client(), Object(0x5C00_0002), second).unwrap();
+    let ids = |sample: &Sample| {
+        of(sample, own)
+            .iter()
+            .map(|(_, g)| g.id)
+            .collect::<Vec<_>>()
+    };
+    assert!(
+        ids(&both).contains(&ids(&first)[0]),
+        "a group keeps its number"
+    );
+    tenant
+        .rm()
+        .free(tenant.client(), Object(0x5C00_0002), second)
+        .unwrap();
     let one = sample_until(&mut stock, "one again", |s| of(s, own).len() == 1);
     assert_eq!(ids(&one), ids(&first));
     drop(tenant);
@@ -326,7 +384,10 @@ fn a_killed_tenant_is_gone_though_nobody_samples() {
     load.kill();
     // Were a duplicate of its descriptor held, its client and memory would stay.
     until("the end of its client", || {
-        host.standin.clients().iter().all(|client| client.pid != pid)
+        host.standin
+            .clients()
+            .iter()
+            .all(|client| client.pid != pid)
     });
     sample_until(&mut stock, "its end", |s| of(s, pid).is_empty());
     let exited = |e: &Event| matches!(e, Event::Exited { pid: of, .. } if *of == pid);
@@ -340,7 +401,9 @@ fn a_pid_that_is_used_again_is_another_process() {
     let (pid, id) = (load.pid(), load.id());
     let mut stock = host.stock();
     stock.set_members(&members(&[("a", &[id], &[])]));
-    let before = sample_until(&mut stock, "a member", |s| container_of(s, pid) == Some(name("a")));
+    let before = sample_until(&mut stock, "a member", |s| {
+        container_of(s, pid) == Some(name("a"))
+    });
     load.kill();
     let again = (0..500).find_map(|_| {
         fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
@@ -352,7 +415,9 @@ fn a_pid_that_is_used_again_is_another_process() {
         return;
     };
     let after = sample_until(&mut stock, "the other", |s| {
-        of(s, pid).iter().any(|(_, g)| g.id != of(&before, pid)[0].1.id)
+        of(s, pid)
+            .iter()
+            .any(|(_, g)| g.id != of(&before, pid)[0].1.id)
     });
     assert_eq!(container_of(&after, pid), Some(Name::system()));
     assert_eq!(of(&after, pid).len(), 1);
@@ -422,17 +487,29 @@ fn a_frozen_container_stops_whatever_comes_and_runs_again() {
     stock.set_members(&members(&[("a", &[identify(own)], &[])]));
     let sample = sample_until(&mut stock, "a group", |s| of(s, own).len() == 1);
     let gpu = sample.gpus[0].gpu.clone();
-    let stopped = || host.groups_of(own).iter().map(|g| (g.compute, g.disabled)).collect::<Vec<_>>();
+    let stopped = || {
+        host.groups_of(own)
+            .iter()
+            .map(|g| (g.compute, g.disabled))
+            .collect::<Vec<_>>()
+    };
 
     let failures = stock.apply(&[pause(&gpu, &a, Why::Freeze)]);
-    assert!(failures[0].cause.contains("systemctl start ghost-guardian"), "{failures:?}");
+    assert!(
+        failures[0].cause.contains("systemctl start ghost-guardian"),
+        "{failures:?}"
+    );
     assert!(!of(&stock.sample(), own)[0].1.paused);
 
     let guardian = Guardian::start(&host);
     let paused = |s: &Sample| of(s, own).iter().all(|(_, group)| group.paused);
     // Wanted still, so it is done as soon as it can be.
     sample_until(&mut stock, "a pause", paused);
-    assert!(stopped().iter().all(|(_, disabled)| *disabled), "copies too: {:?}", stopped());
+    assert!(
+        stopped().iter().all(|(_, disabled)| *disabled),
+        "copies too: {:?}",
+        stopped()
+    );
     assert!(host.groups_of(other.pid()).iter().all(|g| !g.disabled));
     tenant.context().unwrap();
     sample_until(&mut stock, "a pause of what came", |s| {
@@ -443,14 +520,22 @@ fn a_frozen_container_stops_whatever_comes_and_runs_again() {
 
     assert_eq!(stock.apply(&[pause(&gpu, &a, Why::Max)]), []);
     let computing = |(compute, disabled): &(bool, bool)| compute == disabled;
-    assert!(stopped().iter().all(computing), "a used up share stops no copies: {:?}", stopped());
+    assert!(
+        stopped().iter().all(computing),
+        "a used up share stops no copies: {:?}",
+        stopped()
+    );
     // A backend that no longer samples is taken for dead.
-    until("a lapse", || stopped().iter().all(|(_, disabled)| !disabled));
+    until("a lapse", || {
+        stopped().iter().all(|(_, disabled)| !disabled)
+    });
     sample_until(&mut stock, "the pause again", |s| {
         paused(s) && stopped().iter().all(computing)
     });
     drop(stock);
-    until("a resume", || stopped().iter().all(|(_, disabled)| !disabled));
+    until("a resume", || {
+        stopped().iter().all(|(_, disabled)| !disabled)
+    });
     assert_eq!(host.standin.violations(), 0);
     drop(guardian);
 }
@@ -517,7 +602,8 @@ fn an_unknown_branch_is_refused_by_name_and_not_spoken_to() {
     };
     assert!(stock.gpus().iter().all(|gpu| refused(&gpu.state)));
     assert!(stock.sample().gpus.is_empty());
-    let told = |e: &Event| matches!(e, Event::Refused { pid: None, reason } if reason.contains("600"));
+    let told =
+        |e: &Event| matches!(e, Event::Refused { pid: None, reason } if reason.contains("600"));
     assert!(stock.events().iter().any(told));
     assert!(of(&stock.sample(), load.pid()).is_empty());
 }
