@@ -18,7 +18,7 @@ pub const ROUND: Micros = Micros(30_000);
 pub const ROUND_FEW: Micros = Micros(50_000);
 
 /// No round is chosen longer, however many groups there are: 100 groups get 2 ms each and lose
-/// 9 % to switches, where 1.5 % would take a round of more than a second.
+/// 9 % to switches, where 2 % would take a round of nearly a second.
 pub const ROUND_MAX: Micros = Micros(200_000);
 
 /// A slice that is worth its switch.
