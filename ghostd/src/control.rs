@@ -271,6 +271,7 @@ impl<B: Backend> Control<B> {
         );
         self.memory = memory;
         self.apply(&plan);
+        self.call("upkeep", B::upkeep);
         let settled = self.settle(&plan);
         if let Some(before) = before {
             self.parts.recorder.step(&before, &sample, &plan);

@@ -90,6 +90,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{gpu:?}");
     }
     println!("{:#?}", stock.capabilities());
+    stock.upkeep();
+    stock.upkeep();
     let mut last = stock.sample();
     println!("first sample after {:?}", begun.elapsed());
     let mut walls = Vec::new();
@@ -100,6 +102,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         while start.elapsed() < Duration::from_secs(1) {
             std::thread::sleep(asked.period);
             let at = Instant::now();
+            stock.upkeep();
             sample = stock.sample();
             let groups = sample
                 .gpus
@@ -113,6 +116,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             for failure in stock.apply(&actions.collect::<Vec<_>>()) {
                 println!("  {failure}");
             }
+            stock.upkeep();
             walls.push(at.elapsed());
         }
         let cpu = (cpu()? - spent).as_secs_f64() / start.elapsed().as_secs_f64();

@@ -25,9 +25,13 @@ pub trait Backend: Send {
     /// where it was used.
     fn set_members(&mut self, members: &Members);
 
-    /// What is so now. Also renews the leases of everything that is paused: a daemon that no
-    /// longer samples is taken for dead.
+    /// What is so now.
     fn sample(&mut self) -> Sample;
+
+    /// Does what can wait: called after each step's actions were done, so that nothing of it
+    /// stands between a request and its effect. Also renews the leases of everything that is
+    /// paused: a daemon that no longer gets here is taken for dead.
+    fn upkeep(&mut self) {}
 
     /// Does what a plan asks, in order, batched where that is faster. Actions on groups or
     /// containers that are gone meanwhile are done already. One that fails does not keep the

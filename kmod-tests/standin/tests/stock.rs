@@ -166,11 +166,13 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Samples until `is`, and gives that sample.
+/// Samples and keeps up, as ghostd does, until `is`, and gives that sample.
 fn sample_until(stock: &mut Stock, what: &str, mut is: impl FnMut(&Sample) -> bool) -> Sample {
     let mut last = Sample::default();
     until(what, || {
+        stock.upkeep();
         last = stock.sample();
+        stock.upkeep();
         is(&last)
     });
     last

@@ -272,7 +272,17 @@ impl Stock {
                 });
             }
         }
-        self.pauses.reconcile(targets, now)
+        let unpaused = self.pauses.reconcile(targets, now);
+        for tenant in self.tenants.values() {
+            for (id, group) in self.groups.of(tenant.id.pid).filter(|(_, g)| g.compute) {
+                let paused = self.is_paused(group.gpu, tenant);
+                let board = self.boards.get_mut(group.gpu);
+                if let Some(driven) = board.and_then(|board| board.driven.as_mut()) {
+                    driven.meter.set_paused(id, paused);
+                }
+            }
+        }
+        unpaused
     }
 
     pub(super) fn is_paused(&self, gpu: usize, tenant: &Tenant) -> bool {

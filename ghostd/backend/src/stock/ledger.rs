@@ -6,6 +6,11 @@
 //! *uncontended* and may hold any amount of idling. That is counted when the driver's samples of
 //! utilization, which know how long the whole GPU was busy but not for whom, cover it: what the
 //! contended spans leave of the busy time belongs to the uncontended ones.
+//!
+//! A span that ends because its group was paused says nothing by its length. Samples are too
+//! coarse to steer a budget by (their edges are off by some 20 ms of 200), so if those of late
+//! found such a group busy nearly all the time that it was resident, the span is *presumed* used,
+//! and counted when it ends.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -20,6 +25,10 @@ const SWITCH_US: u64 = 400;
 const SAMPLE_NS: u64 = 200_000_000;
 /// Busy for less than this part, in 1/10000, is the noise of an idle GPU.
 const IDLE: u32 = 50;
+/// Busy for this part of its time as resident, in 1/10000, a paused group is presumed to be.
+const DENSE: u64 = 8_500;
+/// Each sample leaves three quarters of what the ones before it say: they reach back a second.
+const FADE: (u64, u64) = (3, 4);
 /// Intervals that wait for a sample: 16 s of the shortest turns.
 const MAX_WAITING: usize = 1 << 16;
 
@@ -28,6 +37,8 @@ struct Interval {
     group: GroupId,
     from: u64,
     to: u64,
+    /// Counted upon a presumption, which samples may yet prove wrong.
+    presumed: bool,
 }
 
 impl Interval {
@@ -50,6 +61,10 @@ struct Account {
     used: u64,
     slice_us: Option<u64>,
     came: Option<u64>,
+    paused: bool,
+    /// Of late: time resident with nobody waiting, and the part of it that was busy.
+    alone: u64,
+    busy: u64,
     /// The end of the last sample that covers it alone and found the GPU idle.
     idle: u64,
 }
@@ -92,6 +107,13 @@ impl Ledger {
     pub(super) fn set_slice(&mut self, group: GroupId, slice_us: u64) {
         if let Some(account) = self.accounts.get_mut(&group) {
             account.slice_us = Some(slice_us);
+        }
+    }
+
+    /// Whether its channels are disabled from now on.
+    pub(super) fn set_paused(&mut self, group: GroupId, paused: bool) {
+        if let Some(account) = self.accounts.get_mut(&group) {
+            account.paused = paused;
         }
     }
 
@@ -150,13 +172,19 @@ impl Ledger {
         let Some(account) = self.accounts.get_mut(&group) else {
             return;
         };
+        let length = at.saturating_sub(resident.from);
         let interval = Interval {
             group,
             from: resident.settled,
             to: at,
+            presumed: account.paused,
         };
-        let length = at.saturating_sub(resident.from);
-        let list = if length <= longest_turn(account) {
+        let counts = if account.paused {
+            account.is_dense()
+        } else {
+            length <= longest_turn(account)
+        };
+        let list = if counts {
             account.used += at.saturating_sub(resident.settled);
             &mut self.contended
         } else {
@@ -187,6 +215,7 @@ impl Ledger {
             group,
             from: resident.settled,
             to: now,
+            presumed: false,
         })
     }
 
@@ -207,19 +236,36 @@ impl Ledger {
 
     fn settle(&mut self, from: u64, to: u64, busy: u32) {
         let busy_ns = to.saturating_sub(from) * u64::from(busy) / 10_000;
-        let contended: u64 = self.contended.iter().map(|i| i.overlap(from, to)).sum();
+        let within = |presumed: bool| -> u64 {
+            let alike = self.contended.iter().filter(|i| i.presumed == presumed);
+            alike.map(|i| i.overlap(from, to)).sum()
+        };
+        let (contended, presumed) = (within(false), within(true));
         let open = self.open(to);
         let mut shares: BTreeMap<GroupId, u64> = BTreeMap::new();
         for interval in self.waiting.iter().chain(&open) {
             *shares.entry(interval.group).or_default() += interval.overlap(from, to);
         }
         let uncontended: u64 = shares.values().sum();
-        let left = busy_ns.saturating_sub(contended).min(uncontended);
+        let alone = busy_ns
+            .saturating_sub(contended)
+            .min(presumed + uncontended);
+        let left = alone.saturating_sub(presumed);
+        let mut resident = shares.clone();
+        for interval in self.contended.iter().filter(|i| i.presumed) {
+            *resident.entry(interval.group).or_default() += interval.overlap(from, to);
+        }
+        for (group, resident) in resident.iter().filter(|(_, resident)| **resident > 0) {
+            if let Some(account) = self.accounts.get_mut(group) {
+                let busy = of(alone, *resident, presumed + uncontended);
+                account.alone = account.alone * FADE.0 / FADE.1 + resident;
+                account.busy = account.busy * FADE.0 / FADE.1 + busy;
+            }
+        }
         for (group, resident) in &shares {
             if let Some(account) = self.accounts.get_mut(group) {
-                let part = u128::from(*resident) * u128::from(left);
-                account.used += part.checked_div(uncontended.into()).unwrap_or(0) as u64;
-                let is_idle = shares.len() == 1 && contended == 0 && busy < IDLE;
+                account.used += of(left, *resident, uncontended);
+                let is_idle = shares.len() == 1 && contended + presumed == 0 && busy < IDLE;
                 account.idle = if is_idle { to } else { 0 };
             }
         }
@@ -259,6 +305,20 @@ impl Ledger {
     pub(super) fn round(&self) -> u64 {
         self.accounts.values().map(longest_turn).sum()
     }
+}
+
+impl Account {
+    /// Whether it is presumed to work all the time that it is resident; it is until samples say
+    /// otherwise.
+    fn is_dense(&self) -> bool {
+        u128::from(self.busy) * 10_000 >= u128::from(self.alone) * u128::from(DENSE)
+    }
+}
+
+/// The part of `amount` that falls to `part` of `whole`.
+fn of(amount: u64, part: u64, whole: u64) -> u64 {
+    let product = u128::from(amount) * u128::from(part);
+    product.checked_div(whole.into()).unwrap_or(0) as u64
 }
 
 /// Nanoseconds that a group with others waiting stays at most.
@@ -360,6 +420,41 @@ mod tests {
         ledger.sample(&[busy(1015 * MS, 10_000), busy(1090 * MS, 2000)]);
         let all = ledger.balance(GroupId(1), 1150 * MS, WINDOW).unwrap();
         assert_eq!((all.used, all.at), (32 * MS, 1150 * MS));
+    }
+
+    /// Runs 30 ms of each 100 ms, then is paused; `part` of what it ran is found busy, now in one
+    /// sample and now in the next. Gives what was counted at the end, and its moment.
+    fn capped(part: u32) -> Balance {
+        let mut ledger = ledger();
+        let mut samples = vec![busy(0, 0)];
+        for period in 10..60 {
+            let at = period * 100 * MS;
+            ledger.set_paused(GroupId(1), false);
+            ledger.switch(edge(Edge::Start, 10, 100, at), at);
+            ledger.set_paused(GroupId(1), true);
+            ledger.switch(edge(Edge::End, 10, 100, at + 30 * MS), at + 30 * MS);
+            if period % 2 == 1 {
+                let off = if period % 4 == 1 { 800 } else { 0 };
+                samples.push(busy(
+                    at + 100 * MS,
+                    (3000 * part / 100 + 400 - off).min(10_000),
+                ));
+                ledger.sample(&samples);
+            }
+        }
+        ledger.balance(GroupId(1), 6000 * MS, WINDOW).unwrap()
+    }
+
+    #[test]
+    fn a_paused_group_that_works_all_the_time_is_counted_at_once() {
+        let busy = capped(100);
+        assert_eq!((busy.used, busy.at), (50 * 30 * MS, 6000 * MS));
+    }
+
+    #[test]
+    fn a_paused_group_that_idles_is_counted_by_utilization() {
+        let idle = capped(30);
+        assert!((450 * MS..600 * MS).contains(&idle.used), "{idle:?}");
     }
 
     #[test]

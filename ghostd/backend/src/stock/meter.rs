@@ -59,6 +59,12 @@ impl Meter {
         }
     }
 
+    pub(super) fn set_paused(&mut self, group: GroupId, paused: bool) {
+        if let Self::ContextSwitches(tracer) = self {
+            tracer.ledger.set_paused(group, paused);
+        }
+    }
+
     pub(super) fn remove(&mut self, group: GroupId) {
         match self {
             Self::ContextSwitches(tracer) => tracer.ledger.remove(group),
@@ -82,6 +88,14 @@ impl Meter {
                 by_process.step(now, gpu, telemetry);
                 BTreeSet::new()
             }
+        }
+    }
+
+    /// Asks what is dear to ask, if it is due.
+    pub(super) fn upkeep(&mut self, now: Micros) {
+        if let Self::ContextSwitches(tracer) = self {
+            let sampled = tracer.sample(now);
+            tracer.note(sampled);
         }
     }
 
@@ -149,12 +163,15 @@ impl Tracer {
     fn step(&mut self, now: Micros) -> BTreeSet<u32> {
         self.whole = false;
         let read = self.drain(now);
-        let sampled = read.and_then(|()| self.sample(now));
-        self.problem = sampled.err().map(|error| {
+        self.note(read);
+        self.ledger.take_unknown()
+    }
+
+    fn note(&mut self, done: Result<(), MeterError>) {
+        self.problem = done.err().map(|error| {
             let source = std::error::Error::source(&error);
             source.map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
         });
-        self.ledger.take_unknown()
     }
 
     fn drain(&mut self, now: Micros) -> Result<(), MeterError> {

@@ -131,6 +131,8 @@ pub struct Stock {
     pauses: Pauses,
     wanted_pauses: BTreeMap<(usize, Name), Why>,
     discovery: discovery::State,
+    /// Processes that used a GPU by groups that are not known, since discovery last looked.
+    unknown: BTreeSet<u32>,
     /// Processes that use a GPU and cannot be held, and why.
     unreachable: BTreeMap<u32, String>,
     events: Vec<Event>,
@@ -188,6 +190,7 @@ impl Stock {
             pauses: Pauses::new(roots.guardian),
             wanted_pauses: BTreeMap::new(),
             discovery: discovery::State::default(),
+            unknown: BTreeSet::new(),
             unreachable: BTreeMap::new(),
             reasserted: 0,
         })
@@ -303,20 +306,31 @@ impl Backend for Stock {
 
     fn sample(&mut self) -> Sample {
         let now = clock::now();
-        self.pauses.renew(now);
         self.notice_exits();
         self.follow_cgroups(now);
-        let mut unknown = BTreeSet::new();
         for board in &mut self.boards {
             if let Some(driven) = &mut board.driven {
                 let id = &board.info.id;
-                unknown.extend(driven.meter.step(now, id, self.telemetry.as_mut()));
+                self.unknown
+                    .extend(driven.meter.step(now, id, self.telemetry.as_mut()));
             }
         }
-        self.discover(&unknown, now);
-        self.audit(now);
         self.hold_pauses(now);
         self.sample_at(clock::now())
+    }
+
+    fn upkeep(&mut self) {
+        let now = clock::now();
+        self.pauses.renew(now);
+        let unknown = std::mem::take(&mut self.unknown);
+        self.discover(&unknown, now);
+        self.audit(now);
+        for board in &mut self.boards {
+            if let Some(driven) = &mut board.driven {
+                driven.meter.upkeep(now);
+            }
+        }
+        self.hold_pauses(now);
     }
 
     fn apply(&mut self, actions: &[Action]) -> Vec<Failure> {
