@@ -2,15 +2,15 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`inventory`] | the GPUs, and why some are refused |
-//! | [`telemetry`] | what NVML is asked for, or the file that stands for it |
-//! | [`tenants`] | processes, held by pidfds; finding their clients |
-//! | [`scan`] | the objects of a client |
-//! | [`discovery`] | when to look for what |
-//! | [`groups`] | channel groups and timeslices |
-//! | [`enforce`] | setting timeslices, and reading them back |
-//! | [`meter`], [`ledger`] | who used the GPU |
-//! | [`pauses`] | what the guardian holds for us |
+//! | `inventory` | the GPUs, and why some are refused |
+//! | `telemetry` | what NVML is asked for, or the file that stands for it |
+//! | `tenants` | processes, held by pidfds; finding their clients |
+//! | `scan` | the objects of a client |
+//! | `discovery` | when to look for what |
+//! | `groups` | channel groups and timeslices |
+//! | `enforce` | setting timeslices, and reading them back |
+//! | `meter`, `ledger` | who used the GPU |
+//! | `pauses` | what the guardian holds for us |
 //!
 //! # What a sample costs
 //! With nothing new: one `poll` of all pidfds, one count of clients (3 us), for each GPU a flush of
