@@ -2,12 +2,15 @@
 //! decides whether it is legal, makes it durable, and hands the result to the control loop and to
 //! the readers' snapshot.
 
+mod changes;
+mod draft;
 mod entry;
 mod files;
+mod members;
 mod requests;
 
+pub(crate) use draft::missing;
 pub use entry::{Entry, FileLayer};
-pub(crate) use requests::missing;
 pub use requests::{Change, Declaration, IfMatch, Outcome, Patch, Refused, Request};
 
 use crate::caller::Caller;
@@ -191,7 +194,8 @@ impl Core {
             tracing::error!("container files are not read: {refused}");
             core.file_notes = vec![format!("container files are not read: {refused}")];
         }
-        core.publish();
+        core.enforce(&core.entries.clone());
+        core.show();
         Ok(core)
     }
 
@@ -212,7 +216,7 @@ impl Core {
 
     fn handle(&mut self, caller: Caller, request: Request) -> Result<Outcome, Refused> {
         let observed = self.parts.observed.borrow().clone();
-        let mut draft = requests::Draft {
+        let mut draft = draft::Draft {
             entries: self.entries.clone(),
             files: self.files.clone(),
             caller,
@@ -224,7 +228,7 @@ impl Core {
         let reload = matches!(request, Request::Reload);
         let done = draft.apply(request)?;
         let (entries, files, notes) = (draft.entries, draft.files, draft.notes);
-        let changes = requests::changes(&self.entries, &entries);
+        let changes = changes::changes(&self.entries, &entries);
         if !done.dry_run {
             self.commit(caller, entries.clone(), files, &changes)?;
             if reload {
@@ -244,8 +248,8 @@ impl Core {
         })
     }
 
-    /// Makes it durable, then visible, then in force; in that order, and nothing of it unless the
-    /// first succeeds.
+    /// Makes it durable, then visible. It comes into force while it is being stored, since a
+    /// freeze should not wait for a disk; if it cannot be stored, what was before is in force again.
     fn commit(
         &mut self,
         caller: Caller,
@@ -276,16 +280,21 @@ impl Core {
                 files: files.clone(),
             });
         }
-        if !ops.is_empty() {
-            self.parts.store.commit(ops).map_err(|error| {
-                tracing::error!(%error, %caller, "a change could not be stored and was not made");
-                Problem::new(
-                    Kind::Unavailable,
-                    format!("the change was not made, for it cannot be stored: {error}"),
-                )
-            })?;
+        let changed = entries != self.entries || files != self.files;
+        if changed {
+            self.enforce(&entries);
         }
-        if entries == self.entries && files == self.files {
+        if !ops.is_empty()
+            && let Err(error) = self.parts.store.commit(ops)
+        {
+            tracing::error!(%error, %caller, "a change could not be stored and was not made");
+            if changed {
+                self.enforce(&self.entries.clone());
+            }
+            let detail = format!("the change was not made, for it cannot be stored: {error}");
+            return Err(Problem::new(Kind::Unavailable, detail));
+        }
+        if !changed {
             return Ok(());
         }
         self.entries = entries;
@@ -301,7 +310,7 @@ impl Core {
                 .events
                 .push(change.what, Some(&change.name), change.detail.as_str());
         }
-        self.publish();
+        self.show();
         Ok(())
     }
 
@@ -315,15 +324,16 @@ impl Core {
         };
         self.parts.events.push("reloaded", None, detail);
         self.file_notes = notes;
-        self.publish();
+        self.show();
     }
 
-    fn publish(&mut self) {
+    /// Tells the control loop what is wanted.
+    fn enforce(&mut self, entries: &Entries) {
         self.revision += 1;
         let mut members = Members::default();
         let mut desired = Desired::default();
         let mut generations = BTreeMap::new();
-        for (name, entry) in &self.entries {
+        for (name, entry) in entries {
             let membership = entry.membership();
             let empty = membership.pids.is_empty() && membership.cgroups.is_empty();
             if !name.is_system() && !empty {
@@ -343,6 +353,10 @@ impl Core {
             .parts
             .control
             .send(control::Message::Wanted(Box::new(wanted)));
+    }
+
+    /// Gives readers a new picture.
+    fn show(&self) {
         let notes = self.parts.store_notes.iter().chain(&self.file_notes);
         self.published.send_replace(Arc::new(Catalog {
             entries: self.entries.clone(),
