@@ -74,6 +74,7 @@ impl Made {
         let top = mount.join("ghost");
         let dir = top.join(name.as_str()).join(format!("run-{pid}"));
         let made = Made { top, dir };
+        made.sweep();
         // The directory may be ours and its processes not: then the cgroup was not delegated.
         let may = || {
             fs::create_dir_all(&made.dir)?;
@@ -88,6 +89,19 @@ impl Made {
     /// Its directory.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Removes what runs left behind whose program outlived them: their cgroups are empty now.
+    fn sweep(&self) {
+        let siblings = self.dir.parent().and_then(|d| fs::read_dir(d).ok());
+        for entry in siblings.into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let pid = name.to_str().and_then(|n| n.strip_prefix("run-"));
+            // One whose `run` still lives may be empty because nobody has joined it yet.
+            if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+                remove_tree(&entry.path());
+            }
+        }
     }
 
     /// Removes it, what the program made below it, and the directories above it that only it
@@ -164,8 +178,12 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         fs::create_dir_all(mount.path().join("ghost/team/other")).unwrap();
         fs::write(dir.join("cgroup.procs"), "").unwrap();
+        // No pid is that large.
+        let left = mount.path().join("ghost/team/job/run-4194305");
+        fs::create_dir(&left).unwrap();
         let made = Made::new(mount.path(), &name, 7).unwrap();
         fs::remove_file(dir.join("cgroup.procs")).unwrap();
+        assert!(!left.exists());
         fs::create_dir(dir.join("below")).unwrap();
         made.remove();
         assert!(!mount.path().join("ghost/team/job").exists());

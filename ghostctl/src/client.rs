@@ -358,7 +358,7 @@ fn missing<'a>(name: &Name, names: impl Iterator<Item = &'a str>) -> Problem {
         Kind::NotFound,
         format!("no container {name:?}{meant}", name = name.as_str()),
     )
-    .hint("`ghostctl list -q` prints the names")
+    .hint("ghostctl list -q")
 }
 
 #[cfg(test)]

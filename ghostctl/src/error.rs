@@ -117,16 +117,14 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Problem(p) => p.hint.clone(),
-            Error::NotRunning { .. } => Some("`systemctl start ghostd`".into()),
-            Error::SocketDenied(_) => {
-                Some("`sudo usermod -aG ghost $USER`, then log in again".into())
-            }
-            Error::Silent { .. } => Some("`journalctl -u ghostd -n 50`".into()),
+            Error::NotRunning { .. } => Some("systemctl start ghostd".into()),
+            Error::SocketDenied(_) => Some("sudo usermod -aG ghost $USER && newgrp ghost".into()),
+            Error::Silent { .. } => Some("journalctl -u ghostd -n 50".into()),
             Error::Answer { .. } => Some(
                 "`ghostctl --version` and `ghostctl info` show whether both are of one version"
                     .into(),
             ),
-            Error::TimedOut { name, .. } => Some(format!("`ghostctl status {name}`")),
+            Error::TimedOut { name, .. } => Some(format!("ghostctl status {name}")),
             _ => None,
         }
     }

@@ -1,5 +1,6 @@
 //! What `ghostctl` asks, prints and exits with, against a fake ghostd.
 
+#[allow(dead_code, reason = "not every test uses all of it")]
 mod common;
 
 use common::{Done, Fake, GPU, ghostctl};
@@ -52,7 +53,7 @@ fn without_a_daemon_the_code_is_7_and_the_hint_starts_it() {
     done.fails(
         7,
         "error: ghostd does not answer on /nowhere/ghostd.sock: No such file or directory (os error 2)\n\
-         hint: `systemctl start ghostd`\n",
+         hint: systemctl start ghostd\n",
     );
 }
 
@@ -67,8 +68,11 @@ fn bad_arguments_are_2_and_name_what_is_wrong() {
         (&["attach", "a", "0"], "0 is not in"),
         (&["attach", "a"], "<PID>"),
         (&["top", "-d", "1us"], "100ms"),
-        (&["create", "b", "--weight", "0"], "gpu.weight: \"0\""),
-        (&["limit", "a", "gpu.max=3%7"], "gpu.max"),
+        (
+            &["create", "b", "--weight", "0"],
+            "error: b: gpu.weight: \"0\"",
+        ),
+        (&["limit", "a", "gpu.max=3%7"], "error: a: gpu.max: \"3%7\""),
         (&["limit", "a", "gpu.idle"], "no KEY=VALUE"),
         (&["attach", "a", "--cgroup", "/a/../b"], "\"/a/../b\""),
         (&["list", "--format", "nme"], "no column"),
@@ -86,7 +90,7 @@ fn unknown_keys_and_names_are_6_with_the_nearest() {
     let fake = busy();
     fake.run(&["limit", "trainer", "gpu.wieght=1"]).fails(
         6,
-        "error: unknown key \"gpu.wieght\", did you mean gpu.weight?\n",
+        "error: trainer: unknown key \"gpu.wieght\", did you mean gpu.weight?\n",
     );
     fake.run(&["get", "trainer", "gpu.wieght"]).fails(
         6,
@@ -95,7 +99,7 @@ fn unknown_keys_and_names_are_6_with_the_nearest() {
     fake.run(&["status", "trianer"]).fails(
         6,
         "error: no container \"trianer\", did you mean trainer?\n\
-         hint: `ghostctl list -q` prints the names\n",
+         hint: ghostctl list -q\n",
     );
     fake.run(&["gpu", "show", "7"]).fails(
         6,
@@ -240,7 +244,7 @@ fn wait_that_ran_out_is_124() {
     assert_eq!(
         done.err,
         "error: trainer: the change is stored but was not in force after 20 ms\n\
-         hint: `ghostctl status trainer`\n"
+         hint: ghostctl status trainer\n"
     );
     assert!(fake.requests().pop().unwrap().contains("?wait=20ms "));
     // Without --wait nobody asked.

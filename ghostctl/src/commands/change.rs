@@ -33,7 +33,7 @@ pub(super) async fn create(client: &Client, args: Create) -> Result<(), Error> {
         })?;
         (spec, labels) = (declared.spec, declared.labels);
     }
-    for (key, value) in assign::parse(&args.settings)? {
+    for (key, value) in assign::parse(&args.settings).map_err(|p| p.of(&args.name))? {
         match value {
             Some(value) => spec.set(key, None, value)?,
             None => {
@@ -41,7 +41,8 @@ pub(super) async fn create(client: &Client, args: Create) -> Result<(), Error> {
             }
         }
     }
-    args.limits.lay_on(&mut spec)?;
+    let name = &args.name;
+    args.limits.lay_on(&mut spec).map_err(|p| p.of(name))?;
     labels.extend(args.labels);
     let container = make(client, &args.name, &spec, &labels).await?;
     output::line(format!(
@@ -71,7 +72,7 @@ async fn make(
 /// Says whether it was made.
 pub(super) async fn ensure(client: &Client, name: &Name, limits: &Limits) -> Result<bool, Error> {
     let mut spec = Spec::default();
-    limits.lay_on(&mut spec)?;
+    limits.lay_on(&mut spec).map_err(|p| p.of(name))?;
     match client.get(Target::container(name, "")).await {
         Ok(_) if !limits.given() => Ok(false),
         Ok(_) => {
@@ -112,7 +113,7 @@ async fn patch(
 }
 
 pub(super) async fn limit(client: &Client, args: Limit) -> Result<(), Error> {
-    let changes = assign::parse(&args.settings)?;
+    let changes = assign::parse(&args.settings).map_err(|p| p.of(&args.name))?;
     let before = client.container(&args.name).await?;
     let gpus = client.gpus().await?;
     let gpu = match &args.gpu {

@@ -118,11 +118,7 @@ fn all(client: &Client, node: &Result<Node, Error>) -> Vec<Check> {
             let hint = e
                 .hint()
                 .unwrap_or_else(|| "journalctl -u ghostd -n 50".into());
-            Check::new(
-                "ghostd",
-                fix(e.to_string(), hint.trim_matches('`').to_owned()),
-            )
-            .code(e.code())
+            Check::new("ghostd", fix(e.to_string(), hint)).code(e.code())
         }
     });
     if let Ok(node) = node {

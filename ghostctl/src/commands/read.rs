@@ -181,6 +181,9 @@ fn page(c: &Container, gpus: &[GpuInfo]) -> String {
         format!("generation {} is in force", status.observed_generation)
     };
     row("generation", format!("{} ({force})", c.generation));
+    if c.owner != 0 {
+        row("owner", format!("uid {}", c.owner));
+    }
     for (k, v) in &c.labels {
         row("label", format!("{k}={v}"));
     }
@@ -272,6 +275,7 @@ pub(super) async fn show(client: &Client, args: One) -> Result<(), Error> {
         format!("name={}", c.name),
         format!("uid={}", c.uid),
         format!("generation={}", c.generation),
+        format!("owner={}", c.owner),
         format!("observed_generation={}", c.status.observed_generation),
         format!("state={}", state(c.status.state)),
     ];
