@@ -11,6 +11,7 @@ use ghost_model::{BackendKind, ExitCode, GpuState};
 use nix::unistd::{Gid, Group, Uid};
 use serde_json::json;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// `pidfd_getfd` came with this kernel.
@@ -105,7 +106,7 @@ fn all(client: &Client, node: &Result<Node, Error>) -> Vec<Check> {
             ),
         ),
     });
-    checks.push(group().code(ExitCode::Denied));
+    checks.push(group(client.socket()).code(ExitCode::Denied));
     checks.push(match node {
         Ok(node) => Check::new(
             "ghostd",
@@ -178,10 +179,13 @@ fn kernel(release: &str) -> Check {
     Check::new("kernel", found)
 }
 
-fn group() -> Check {
+fn group(socket: &Path) -> Check {
     let uid = Uid::effective();
+    let owner = fs::metadata(socket).map(|m| m.uid());
     let found = if uid.is_root() {
         Ok("root".into())
+    } else if owner.is_ok_and(|owner| owner == uid.as_raw()) {
+        Ok("ghostd is this user's own".into())
     } else {
         match Group::from_name("ghost") {
             Ok(Some(ghost)) if in_group(ghost.gid) => Ok("member of ghost".into()),

@@ -1,4 +1,5 @@
-//! Man pages: a page for each command from its clap definition, and `ghost(7)` from the keys.
+//! Man pages: a page for each command from its clap definition, `ghost(7)` from the keys, and
+//! `ghostd.toml(5)` from the configuration that is installed as an example.
 
 use super::keys;
 use anyhow::Result;
@@ -14,7 +15,9 @@ const NO_DATE: &str = " ";
 pub(super) fn all() -> Result<Vec<(String, String)>> {
     let mut pages = Vec::new();
     commands(&ghostctl::cli::Cli::command(), "1", &mut pages)?;
+    commands(&ghostd::config::Args::command(), "8", &mut pages)?;
     pages.push(("ghost.7".into(), ghost()));
+    pages.push(("ghostd.toml.5".into(), configuration()));
     Ok(pages)
 }
 
@@ -58,13 +61,7 @@ fn page(command: &clap::Command, section: &str) -> Result<String> {
     if let Some(help) = command.get_after_help() {
         sections(&mut more, &help.to_string());
     }
-    more.control("SH", ["SEE ALSO"]);
-    more.text([
-        bold("ghostctl"),
-        roman("(1), "),
-        bold("ghost"),
-        roman("(7)"),
-    ]);
+    see_also(&mut more);
     Ok(String::from_utf8(out)? + &more.render())
 }
 
@@ -200,8 +197,40 @@ fn ghost() -> String {
         roff.control("TP", []);
         roff.text([italic(path)]).text([roman(text)]);
     }
+    see_also(&mut roff);
+    roff.render()
+}
+
+fn see_also(roff: &mut Roff) {
     roff.control("SH", ["SEE ALSO"]);
-    roff.text([bold("ghostctl"), roman("(1)")]);
+    roff.text([
+        bold("ghostctl"),
+        roman("(1), "),
+        bold("ghostd.toml"),
+        roman("(5), "),
+        bold("ghost"),
+        roman("(7), "),
+        bold("ghostd"),
+        roman("(8)"),
+    ]);
+}
+
+/// `ghostd.toml(5)`: the example, whose comments say what each key is for.
+fn configuration() -> String {
+    let mut roff = Roff::new();
+    let source = format!("ghost {}", env!("CARGO_PKG_VERSION"));
+    roff.control("TH", ["ghostd.toml", "5", NO_DATE, &source, "Ghost"]);
+    roff.control("SH", ["NAME"]);
+    roff.text([roman("ghostd.toml - configuration of ghostd")]);
+    roff.control("SH", ["SYNOPSIS"]);
+    roff.text([italic(ghostd::config::DEFAULT_FILE)]);
+    roff.control("SH", ["KEYS"]);
+    roff.control("nf", []);
+    roff.text([roman(
+        include_str!("../../../../ghostd/systemd/ghostd.toml").trim_end(),
+    )]);
+    roff.control("fi", []);
+    see_also(&mut roff);
     roff.render()
 }
 
@@ -221,6 +250,8 @@ mod tests {
         assert!(page("ghostctl.1").contains(".SH EXAMPLES"));
         assert!(page("ghostctl.1").contains(".SH \"EXIT CODES\""));
         assert_eq!(page("ghostctl-enter.1"), "");
+        assert!(page("ghostd.8").contains("state\\-dir"));
+        assert!(page("ghostd.toml.5").contains("socket_group"));
         let escaped = |k: &Key| k.as_str().replace('.', "\\&.");
         for key in Key::ALL {
             let found =
