@@ -224,16 +224,11 @@ pub struct Attach {
 /// How a reading command prints.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Reading {
-    /// Print JSON as the REST interface has it
+    /// Print JSON as the REST interface has it, whatever --format says
     #[arg(long)]
     pub json: bool,
     /// `table`, `json`, or the columns to print
-    #[arg(
-        long,
-        env = "GHOST_FORMAT",
-        value_name = "KEY,KEY",
-        conflicts_with = "json"
-    )]
+    #[arg(long, env = "GHOST_FORMAT", value_name = "KEY,KEY")]
     pub format: Option<String>,
 }
 

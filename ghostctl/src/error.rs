@@ -133,11 +133,10 @@ impl Error {
     pub fn report(&self) -> String {
         let mut out = format!("error: {}\n", printable(&self.to_string()));
         if let Error::Problem(p) = self {
-            for field in p.errors.iter().filter(|f| f.detail != p.detail) {
-                // The first field's sentence is often the end of the whole one's.
-                if !p.detail.ends_with(&field.detail) {
-                    out += &format!("error: {}\n", printable(&field.detail));
-                }
+            // The first field's sentence is often the end of the whole one's.
+            let more = p.errors.iter().filter(|f| !p.detail.ends_with(&f.detail));
+            for field in more {
+                out += &format!("error: {}\n", printable(&field.detail));
             }
         }
         if let Some(hint) = self.hint() {

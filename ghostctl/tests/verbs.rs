@@ -337,6 +337,11 @@ trainer   default=200,{GPU}=70  running
     assert_eq!(all["items"][2]["spec"]["gpu.memory.max"], 24u64 << 30);
     let by_env = fake.command(&["list"]).env("GHOST_FORMAT", "json").output();
     assert_eq!(json_of(&Done::of(by_env.unwrap()).ok()), all);
+    let both = fake
+        .command(&["list", "--json"])
+        .env("GHOST_FORMAT", "table")
+        .output();
+    assert_eq!(json_of(&Done::of(both.unwrap()).ok()), all);
 }
 
 #[test]

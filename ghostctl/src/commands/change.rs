@@ -115,13 +115,15 @@ async fn patch(
 pub(super) async fn limit(client: &Client, args: Limit) -> Result<(), Error> {
     let changes = assign::parse(&args.settings).map_err(|p| p.of(&args.name))?;
     let before = client.container(&args.name).await?;
-    let gpus = client.gpus().await?;
-    let gpu = match &args.gpu {
-        Some(gpu) => Some(
-            gpu.resolve(&gpus)
-                .map_err(|e| Problem::new(Kind::NotFound, e.to_string()))?,
-        ),
-        None => None,
+    let (gpus, gpu) = match &args.gpu {
+        Some(gpu) => {
+            let gpus = client.gpus().await?;
+            let gpu = gpu
+                .resolve(&gpus)
+                .map_err(|e| Problem::new(Kind::NotFound, e.to_string()))?;
+            (gpus, Some(gpu))
+        }
+        None => (Vec::new(), None),
     };
     let spec = assign::patch(&changes, gpu.as_ref());
     let flags = [("dry_run", args.dry_run), ("runtime", args.runtime)];

@@ -172,7 +172,7 @@ fn forward(child: &Child, signal: u32, code: i32) {
 
 /// Deletes a container whose program has ended; ghostd may need a moment to see that it did.
 async fn remove_when_left(client: &Client, name: &Name) -> Result<(), Error> {
-    for _ in 0..30 {
+    for _ in 0..50 {
         match remove(client, name, false).await {
             Err(Error::Problem(p)) if p.kind == Kind::Conflict => {
                 tokio::time::sleep(Duration::from_millis(100)).await;
