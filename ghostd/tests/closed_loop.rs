@@ -289,7 +289,8 @@ fn table() -> Vec<Row> {
                 ("t/b", "", one()),
                 ("o", "", one()),
             ],
-            wanted: vec![("t", 19.5), ("o", 79.5)],
+            // A refund that comes late cannot be carried past its period: some of it is lost.
+            wanted: vec![("t", 19.0), ("o", 80.0)],
             of: Of::Gpu,
             tolerance: 1.5,
         },
