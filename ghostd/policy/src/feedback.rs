@@ -54,6 +54,11 @@ pub(crate) fn step(
             memory.factor = MILLION;
         }
     }
+    if changed {
+        for node in nodes.iter_mut() {
+            node.memory.window_off = 0;
+        }
+    }
     if over && !changed {
         correct(nodes, own, Micros(long.0 / 2));
     }
@@ -75,7 +80,8 @@ fn rate(node: &Node<'_>, least: Micros) -> Option<u64> {
     (span >= least).then(|| part(memory.window_used.0, MILLION, span.0))
 }
 
-/// A container whose measured part of what the backlogged ones used is off goes half the way.
+/// A container whose measured part of what the backlogged ones used is off goes half the way, by
+/// what two windows running agree on: in one alone somebody may just have begun, or ended.
 fn correct(nodes: &mut [Node<'_>], own: &[u64], least: Micros) {
     // (node, wanted, got), in millionths of all that `members` should get and got.
     let parts = |nodes: &[Node<'_>], members: &[usize]| -> Vec<(usize, u64, u64)> {
@@ -99,11 +105,31 @@ fn correct(nodes: &mut [Node<'_>], own: &[u64], least: Micros) {
     };
     let all = parts(nodes, &members).into_iter();
     let members: Vec<usize> = all.filter_map(plausible).collect();
-    for (i, wanted, got) in parts(nodes, &members) {
-        if wanted.abs_diff(got) > FEEDBACK_DEAD_BAND {
-            let factor = &mut nodes[i].memory.factor;
-            let corrected = part(*factor, wanted + got, 2 * got);
-            *factor = corrected.clamp(FEEDBACK_RANGE.0, FEEDBACK_RANGE.1);
+    let parts = parts(nodes, &members);
+    let mut before: Vec<i64> = Vec::with_capacity(nodes.len());
+    before.extend(
+        nodes
+            .iter_mut()
+            .map(|n| std::mem::take(&mut n.memory.window_off)),
+    );
+    for (i, wanted, got) in parts {
+        let memory = &mut nodes[i].memory;
+        let off = got.cast_signed() - wanted.cast_signed();
+        let agreed = if off.signum() == before[i].signum() {
+            off.unsigned_abs().min(before[i].unsigned_abs())
+        } else {
+            0
+        };
+        if agreed <= FEEDBACK_DEAD_BAND {
+            memory.window_off = off;
+            continue;
         }
+        let got = if off > 0 {
+            wanted + agreed
+        } else {
+            wanted - agreed
+        };
+        let corrected = part(memory.factor, wanted + got, 2 * got);
+        memory.factor = corrected.clamp(FEEDBACK_RANGE.0, FEEDBACK_RANGE.1);
     }
 }

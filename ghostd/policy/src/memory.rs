@@ -82,6 +82,8 @@ pub(crate) struct ContainerMemory {
     /// The moments of its first and its last reading in that window.
     pub window_from: Option<Micros>,
     pub window_to: Micros,
+    /// What it got above its share in the window before, millionths; zero where that was put right.
+    pub window_off: i64,
     /// Whether it had work all through that window.
     pub backlogged: bool,
     /// A container with `gpu.latency` that uses more than its share.
@@ -105,6 +107,7 @@ impl Default for ContainerMemory {
             window_used: Micros::ZERO,
             window_from: None,
             window_to: Micros::ZERO,
+            window_off: 0,
             backlogged: false,
             demoted: false,
         }

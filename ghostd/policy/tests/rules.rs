@@ -388,6 +388,22 @@ fn what_was_used_before_is_not_held_against_a_share() {
 }
 
 #[test]
+fn one_that_only_began_is_not_held_back() {
+    // `b` makes its context, which looks like work, and has some only a while later.
+    let mut l = Little::new(&[("a", "", &[true]), ("b", "", &[true])]);
+    for step_at in 0..400u64 {
+        let at = step_at * 50_000;
+        let b = if at < 700_000 { 4_000 } else { 25_000 };
+        l.groups[0].used += 50_000 - b;
+        l.groups[1].used += b;
+        l.at = at;
+        l.step();
+    }
+    let slices = l.slices();
+    assert_eq!(slices[0], slices[1]);
+}
+
+#[test]
 fn one_without_enough_work_is_not_corrected() {
     let mut l = Little::new(&[("a", "", &[true]), ("b", "", &[true])]);
     l.run(100_000);

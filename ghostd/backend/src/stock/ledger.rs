@@ -23,6 +23,8 @@ const DEFAULT_SLICE_US: u64 = 2048;
 const SWITCH_US: u64 = 400;
 /// The time between two samples of utilization is 200 ms; after a longer gap, one holds for this.
 const SAMPLE_NS: u64 = 200_000_000;
+/// Who worked all the time of late is looked at this often.
+const DENSE_NS: u64 = 500_000_000;
 /// Busy for less than this part, in 1/10000, is the noise of an idle GPU.
 const IDLE: u32 = 50;
 /// Busy for this part of its time as resident, in 1/10000, a paused group is presumed to be.
@@ -196,15 +198,21 @@ impl Ledger {
         }
     }
 
-    /// Whether there is time that a sample of utilization would settle.
-    pub(super) fn wants_sample(&self, now: u64) -> bool {
-        let overstays = |open: Interval| {
+    /// How soon after the last one a sample of utilization is wanted, in nanoseconds: never where
+    /// there is nothing to settle, and later where only those are to be settled that worked all
+    /// the time of late.
+    pub(super) fn wants_sample(&self, now: u64) -> Option<u64> {
+        let open = self.open(now).filter(|open| {
             let account = self.accounts.get(&open.group);
             let turn = account.map_or(u64::MAX, longest_turn);
             self.resident
                 .is_some_and(|resident| now.saturating_sub(resident.from) > turn)
-        };
-        !self.waiting.is_empty() || self.open(now).is_some_and(overstays)
+        });
+        let unsettled = self.waiting.iter().chain(&open);
+        let dense = |i: &Interval| self.accounts.get(&i.group).is_some_and(Account::is_dense);
+        unsettled
+            .map(|i| if dense(i) { DENSE_NS } else { SAMPLE_NS })
+            .min()
     }
 
     /// The unsettled time of the group that is resident.
@@ -373,7 +381,7 @@ mod tests {
         let two = ledger.balance(GroupId(2), now, WINDOW).unwrap();
         assert_eq!((one.used, one.at, one.active), (200 * MS, now, true));
         assert_eq!((two.used, two.at, two.active), (100 * MS, now, true));
-        assert!(!ledger.wants_sample(now));
+        assert_eq!(ledger.wants_sample(now), None);
         let later = ledger.balance(GroupId(2), now + 60 * MS, WINDOW).unwrap();
         assert!(!later.active, "it has not come for longer than the window");
     }
@@ -385,11 +393,12 @@ mod tests {
         let before = ledger.balance(GroupId(1), 1100 * MS, WINDOW).unwrap();
         assert_eq!((before.used, before.at), (0, 1000 * MS));
         assert!(before.active, "nothing says that it is idle");
-        assert!(ledger.wants_sample(1100 * MS));
+        assert_eq!(ledger.wants_sample(1100 * MS), Some(DENSE_NS));
         ledger.sample(&[busy(1000 * MS, 0), busy(1200 * MS, 2000)]);
         let after = ledger.balance(GroupId(1), 1250 * MS, WINDOW).unwrap();
         assert_eq!((after.used, after.at), (40 * MS, 1200 * MS));
         ledger.sample(&[busy(1200 * MS, 2000), busy(1400 * MS, 0)]);
+        assert_eq!(ledger.wants_sample(1450 * MS), Some(SAMPLE_NS));
         let idle = ledger.balance(GroupId(1), 1450 * MS, WINDOW).unwrap();
         assert_eq!((idle.used, idle.active), (40 * MS, false));
         let mut again = ledger.clone();

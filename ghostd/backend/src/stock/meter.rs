@@ -193,7 +193,8 @@ impl Tracer {
     }
 
     fn sample(&mut self, now: Micros) -> Result<(), MeterError> {
-        if now.since(self.asked).0 < SAMPLE_US || !self.ledger.wants_sample(now.0 * 1000) {
+        let patience = self.ledger.wants_sample(now.0 * 1000);
+        if patience.is_none_or(|ns| now.since(self.asked).0 < ns / 1000) {
             return Ok(());
         }
         self.asked = now;
