@@ -42,7 +42,7 @@ impl Load {
     /// waits until it is ready.
     ///
     /// # Errors
-    /// If it ends or is not ready after 30 s; the message has what it said.
+    /// If it ends or is not ready after 60 s; the message has what it said.
     pub fn start(mut command: Command, out: &Path, name: &str) -> Result<Load> {
         let mut load = Load::spawn(&mut command, out, name)?;
         load.wait_ready(out, name)?;
@@ -71,7 +71,7 @@ impl Load {
         let start = Instant::now();
         while !out.join(format!("{name}.ready")).exists() {
             let ended = self.child.try_wait()?;
-            if ended.is_some() || start.elapsed() > Duration::from_secs(30) {
+            if ended.is_some() || start.elapsed() > Duration::from_secs(60) {
                 let said =
                     std::fs::read_to_string(out.join(format!("{name}.log"))).unwrap_or_default();
                 bail!("load {name} is not ready ({ended:?}): {}", said.trim());

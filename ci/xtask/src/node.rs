@@ -69,6 +69,8 @@ pub struct Node {
     /// Where loads run.
     pub kind: Kind,
     dir: tempfile::TempDir,
+    /// What the guardian keeps, in memory as `/run` is: a disk would be in the way of a pause.
+    ledger: tempfile::TempDir,
     guardian: Option<Child>,
     ghostd: Child,
     client: Client,
@@ -97,9 +99,14 @@ impl Node {
                 quoted(path("guardian.sock")),
             ),
         )?;
+        let memory = Path::new("/dev/shm");
+        let ledger = match memory.is_dir() {
+            true => tempfile::tempdir_in(memory)?,
+            false => tempfile::tempdir()?,
+        };
         let guardian = match kind {
             Kind::Sim => None,
-            Kind::Stock => Some(spawn_guardian(dir.path())?),
+            Kind::Stock => Some(spawn_guardian(dir.path(), ledger.path())?),
         };
         let ghostd = spawn_ghostd(dir.path())?;
         let client = Client::new(Some(path("ghostd.sock")), false);
@@ -109,6 +116,7 @@ impl Node {
         let mut node = Node {
             kind,
             dir,
+            ledger,
             guardian,
             ghostd,
             client,
@@ -230,7 +238,7 @@ impl Node {
 
     /// Starts the guardian again, as its unit would.
     pub fn start_guardian(&mut self) -> Result<()> {
-        self.guardian = Some(spawn_guardian(self.dir.path())?);
+        self.guardian = Some(spawn_guardian(self.dir.path(), self.ledger.path())?);
         Ok(())
     }
 
@@ -293,13 +301,13 @@ pub fn load_program(kind: Kind) -> &'static str {
     }
 }
 
-fn spawn_guardian(dir: &Path) -> Result<Child> {
+fn spawn_guardian(dir: &Path, ledger: &Path) -> Result<Child> {
     let mut command = Command::new(beside("ghost-guardian")?);
     command
         .arg("--socket")
         .arg(dir.join("guardian.sock"))
         .arg("--state")
-        .arg(dir.join("guardian"));
+        .arg(ledger);
     let child = spawn_logged(command, dir, "guardian")?;
     for _ in 0..500 {
         if dir.join("guardian.sock").exists() {

@@ -9,7 +9,7 @@ use serde_json::json;
 
 pub(super) fn run(lab: &mut Lab) -> Result<()> {
     capped(lab, "launches", &[])?;
-    capped(lab, "CUDA graphs", &["--graph", "20"])?;
+    capped(lab, "CUDA graphs", &["--graph", "5"])?;
     freeze(lab)?;
     change(lab)
 }

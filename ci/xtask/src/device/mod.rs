@@ -5,6 +5,7 @@ mod faults;
 mod latency;
 mod limits;
 mod peers;
+mod scale;
 mod shares;
 
 use crate::checks::{Check, Report};
@@ -35,6 +36,7 @@ const PARTS: &[Part] = &[
     ("latency", latency::run),
     ("limits", limits::run),
     ("faults", faults::run),
+    ("scale", scale::run),
 ];
 
 /// Runs one part, or all of them. A part that breaks off leaves a failed row and the others run.
