@@ -61,7 +61,8 @@ pub fn print(containers: &BTreeMap<Name, Declared>) -> String {
         out.push_str(&format!("[container.{:?}]\n", name.as_str()));
         for (k, v) in &declared.labels {
             out.push_str(&format!(
-                "label.{k:?} = {}\n",
+                "label.{} = {}\n",
+                quoted(k),
                 toml::Value::from(v.as_str())
             ));
         }
@@ -82,6 +83,11 @@ pub fn print(containers: &BTreeMap<Name, Declared>) -> String {
         out.push('\n');
     }
     out
+}
+
+/// A key of any characters. JSON escapes all that TOML does but for DEL, and as TOML does.
+fn quoted(key: &str) -> String {
+    Json::from(key).to_string().replace('\u{7f}', "\\u007f")
 }
 
 fn unknown_table(name: &str) -> Problem {
@@ -187,6 +193,15 @@ gpu.max          = { max = 1000, period = 20000 }
         assert_eq!(trainer.spec.weight(&gpu).get(), 200);
         assert!(all[&"team/notebook".parse::<Name>().unwrap()].spec.idle());
         assert_eq!(parse(&print(&all)).unwrap(), all);
+    }
+
+    #[test]
+    fn labels_of_any_characters_are_written_back() {
+        let labels = ["\0\u{7f}\u{1b}", "\u{301}", "\"\\\n", "a b"];
+        let labels = labels.map(|s| (s.to_owned(), s.to_owned())).into();
+        let spec = Spec::default();
+        let all = BTreeMap::from([("a".parse().unwrap(), Declared { spec, labels })]);
+        assert_eq!(parse(&print(&all)), Ok(all));
     }
 
     #[test]

@@ -151,7 +151,8 @@ pub enum Value {
     Cgroup(CgroupPath),
 }
 
-/// A path below the cgroup v2 mount: absolute, without `.` or `..`, at most 4096 bytes.
+/// A path below the cgroup v2 mount: absolute, without `.` or `..`, at most 4096 bytes, not
+/// ending in white space, which is not kept where a person may type it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CgroupPath(String);
 
@@ -179,6 +180,7 @@ impl std::str::FromStr for CgroupPath {
         };
         if !text.starts_with('/')
             || text.len() > 4096
+            || text.ends_with(char::is_whitespace)
             || text.chars().any(char::is_control)
             || !parts_fine()
         {
@@ -293,6 +295,10 @@ impl Value {
                 list => {
                     let mut only = Vec::new();
                     for id in list.split([',', ' ']).filter(|id| !id.is_empty()) {
+                        // Printed alone, it would mean something else.
+                        if id == "all" {
+                            return Err(GpuError::Form(quoted()).into());
+                        }
                         let id: GpuId = id.parse()?;
                         if !only.contains(&id) {
                             only.push(id);
@@ -505,7 +511,10 @@ mod tests {
             (Key::Cgroup, "/a/../b"),
             (Key::Cgroup, "a"),
             (Key::Cgroup, "/"),
+            (Key::Cgroup, "/a /"),
             (Key::Devices, ""),
+            (Key::Devices, "all,all"),
+            (Key::Devices, "all,0"),
             (Key::Procs, "1"),
             (Key::Stat, "1"),
         ] {
