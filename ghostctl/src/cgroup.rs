@@ -12,18 +12,18 @@ use ghost_model::Name;
 
 /// Where cgroup v2 is mounted, also on hybrid hosts; `None` if it is not.
 pub fn mount() -> Option<PathBuf> {
-    mount_in(&fs::read_to_string("/proc/self/mountinfo").ok()?)
+    mount_in(&fs::read("/proc/self/mountinfo").ok()?)
 }
 
 /// The cgroup v2 path of this process, below the mount; `None` on hosts without cgroup v2.
 pub fn own() -> Option<String> {
-    own_in(&fs::read_to_string("/proc/self/cgroup").ok()?)
+    own_in(&fs::read("/proc/self/cgroup").ok()?)
 }
 
-/// A line of `mountinfo` is `ID PARENT DEV ROOT POINT OPTIONS [FIELD]... - TYPE SOURCE OPTIONS`
-/// (proc_pid_mountinfo(5)).
-fn mount_in(mountinfo: &str) -> Option<PathBuf> {
-    mountinfo.lines().find_map(|line| {
+/// As [`mount`], from `/proc/self/mountinfo`. A line of `mountinfo` is `ID PARENT DEV ROOT POINT OPTIONS [FIELD]... - TYPE SOURCE OPTIONS`
+/// (proc_pid_mountinfo(5)). Others may have mounted at places whose names are not UTF-8.
+pub fn mount_in(mountinfo: &[u8]) -> Option<PathBuf> {
+    String::from_utf8_lossy(mountinfo).lines().find_map(|line| {
         let (mount, filesystem) = line.split_once(" - ")?;
         let is_v2 = filesystem.split(' ').next() == Some("cgroup2");
         is_v2.then(|| unescape(mount.split(' ').nth(4)?))?
@@ -43,8 +43,9 @@ fn unescape(text: &str) -> Option<PathBuf> {
     Some(PathBuf::from(out + rest))
 }
 
-fn own_in(cgroup: &str) -> Option<String> {
-    cgroup
+/// As [`own`], from `/proc/self/cgroup`. A cgroup's name may be any bytes.
+pub fn own_in(cgroup: &[u8]) -> Option<String> {
+    String::from_utf8_lossy(cgroup)
         .lines()
         .find_map(|line| line.strip_prefix("0::"))
         .map(str::to_owned)
@@ -140,13 +141,16 @@ mod tests {
     #[test]
     fn finds_v2_on_hybrid_unified_and_odd_hosts() {
         assert_eq!(
-            mount_in(HYBRID),
+            mount_in(HYBRID.as_bytes()),
             Some(PathBuf::from("/sys/fs/cgroup/unified"))
         );
         let unified = "26 25 0:24 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
-        assert_eq!(mount_in(unified), Some(PathBuf::from("/sys/fs/cgroup")));
+        assert_eq!(
+            mount_in(unified.as_bytes()),
+            Some(PathBuf::from("/sys/fs/cgroup"))
+        );
         let space = "26 25 0:24 / /mnt/a\\040b rw - cgroup2 none rw\n";
-        assert_eq!(mount_in(space), Some(PathBuf::from("/mnt/a b")));
+        assert_eq!(mount_in(space.as_bytes()), Some(PathBuf::from("/mnt/a b")));
         for none in [
             "",
             "garbage",
@@ -155,15 +159,17 @@ mod tests {
             "26 25 0:24 / /mnt/\\0 rw - cgroup2 none rw",
             "26 25 0:24 / /mnt/\\0é9 rw - cgroup2 none rw",
         ] {
-            assert_eq!(mount_in(none), None, "{none:?}");
+            assert_eq!(mount_in(none.as_bytes()), None, "{none:?}");
         }
     }
 
     #[test]
     fn own_is_the_v2_line() {
-        let hybrid = "12:pids:/user.slice\n1:name=systemd:/x\n0::/user.slice/run.scope\n";
+        let hybrid = b"12:pids:/user.slice\n1:name=systemd:/x\n0::/user.slice/run.scope\n";
         assert_eq!(own_in(hybrid), Some("/user.slice/run.scope".into()));
-        assert_eq!(own_in("12:pids:/\n"), None);
+        let odd = own_in(b"0::/job/\xff\n");
+        assert_eq!(odd, Some("/job/\u{fffd}".into()));
+        assert_eq!(own_in(b"12:pids:/\n"), None);
     }
 
     #[test]

@@ -27,16 +27,14 @@ impl Proc {
     /// This host's.
     pub fn host() -> Self {
         let root = PathBuf::from("/proc");
-        let cgroups = std::fs::read_to_string(root.join("self/mountinfo"))
-            .ok()
-            .and_then(|text| cgroup2_mount(&text));
+        let cgroups = read(&root.join("self/mountinfo")).and_then(|text| cgroup2_mount(&text));
         Proc { root, cgroups }
     }
 
     /// The process with this pid, unless it is gone or a zombie.
     pub fn find(&self, pid: u32) -> Option<Seen> {
         let (id, command) = self.stat(pid)?;
-        let status = std::fs::read_to_string(self.file(pid, "status")).ok()?;
+        let status = read(&self.file(pid, "status"))?;
         let uid = status
             .lines()
             .find_map(|l| l.strip_prefix("Uid:"))?
@@ -55,7 +53,7 @@ impl Proc {
 
     /// The path of its cgroup, below the cgroup v2 mount.
     pub fn cgroup_of(&self, pid: u32) -> Option<String> {
-        let text = std::fs::read_to_string(self.file(pid, "cgroup")).ok()?;
+        let text = read(&self.file(pid, "cgroup"))?;
         let path = text.lines().find_map(|l| l.strip_prefix("0::"))?;
         Some(path.to_owned())
     }
@@ -103,10 +101,15 @@ impl Proc {
     }
 
     fn stat(&self, pid: u32) -> Option<(ProcId, String)> {
-        let stat = std::fs::read(self.file(pid, "stat")).ok()?;
-        parse_stat(&String::from_utf8_lossy(&stat))
+        parse_stat(&read(&self.file(pid, "stat"))?)
             .map(|(start, command)| (ProcId { pid, start }, command))
     }
+}
+
+/// Names of programs, cgroups and mount points are any bytes that a tenant likes.
+fn read(path: &Path) -> Option<String> {
+    let bytes = std::fs::read(path).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Start time and command of a process that runs, from its `stat`. The command may hold spaces
@@ -149,6 +152,28 @@ mod tests {
         }));
         assert_eq!(proc.find(0), None);
         assert_eq!(proc.find(u32::MAX), None);
+    }
+
+    #[test]
+    fn names_that_are_not_utf8_hide_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("7");
+        std::fs::create_dir(&dir).unwrap();
+        let stat = b"7 (\xff) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20 21";
+        let status = b"Name:\t\xff\nUid:\t1000\t1001\t1000\t1000\n";
+        for (name, bytes) in [
+            ("stat", &stat[..]),
+            ("status", status),
+            ("cgroup", b"0::/team/job/\xff\n"),
+        ] {
+            std::fs::write(dir.join(name), bytes).unwrap();
+        }
+        let proc = Proc {
+            root: root.path().to_owned(),
+            cgroups: None,
+        };
+        assert_eq!(proc.find(7).map(|seen| seen.uid), Some(1001));
+        assert_eq!(proc.cgroup_of(7).as_deref(), Some("/team/job/\u{fffd}"));
     }
 
     #[test]

@@ -88,7 +88,16 @@ impl ProcId {
                 },
             }
         })?;
-        let start_ticks = parse_start(&stat).ok_or(ProcError::BadStat { pid })?;
+        Self::of_stat(pid, &stat)
+    }
+
+    /// The process whose `/proc/PID/stat` was read.
+    ///
+    /// # Errors
+    ///
+    /// [`ProcError::BadStat`].
+    pub fn of_stat(pid: i32, stat: &[u8]) -> Result<Self, ProcError> {
+        let start_ticks = parse_start(stat).ok_or(ProcError::BadStat { pid })?;
         Ok(Self { pid, start_ticks })
     }
 }

@@ -13,7 +13,7 @@ const MAX_DEPTH: usize = 32;
 
 /// The v2 hierarchy of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hierarchy {
+pub struct Hierarchy {
     /// Where it is mounted.
     mount: PathBuf,
     /// Which of its cgroups is mounted there: `/`, but in a cgroup namespace.
@@ -23,12 +23,14 @@ pub(crate) struct Hierarchy {
 impl Hierarchy {
     /// The one that is mounted, on hybrid hosts too.
     pub(crate) fn find() -> Option<Self> {
-        Self::parse(&fs::read_to_string("/proc/self/mountinfo").ok()?)
+        Self::parse(&fs::read("/proc/self/mountinfo").ok()?)
     }
 
-    /// A line is `ID PARENT MAJ:MIN ROOT MOUNT OPTIONS [TAG…] - TYPE SOURCE OPTIONS`.
-    fn parse(mountinfo: &str) -> Option<Self> {
-        mountinfo.lines().find_map(|line| {
+    /// The one in `/proc/PID/mountinfo`, whose lines are
+    /// `ID PARENT MAJ:MIN ROOT MOUNT OPTIONS [TAG…] - TYPE SOURCE OPTIONS`. Others may have
+    /// mounted at places whose names are not UTF-8.
+    pub fn parse(mountinfo: &[u8]) -> Option<Self> {
+        String::from_utf8_lossy(mountinfo).lines().find_map(|line| {
             let (before, after) = line.split_once(" - ")?;
             let (kind, _) = after.split_once(' ')?;
             let mut fields = before.split(' ').skip(3);
@@ -77,10 +79,13 @@ fn collect(cgroup: &Path, depth: usize, pids: &mut Vec<u32>) {
 
 /// The path of a process in the v2 hierarchy; `None` if it has exited.
 pub(crate) fn path_of(pid: u32) -> Option<String> {
-    v2_line(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
+    path_in(&fs::read(format!("/proc/{pid}/cgroup")).ok()?)
 }
 
-fn v2_line(text: &str) -> Option<String> {
+/// The v2 path in `/proc/PID/cgroup`. A cgroup's name may be any bytes: one that is not UTF-8
+/// must not take its processes out of the cgroups above.
+pub fn path_in(cgroup: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(cgroup);
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
     // The kernel marks a cgroup that was removed with its processes still dying.
     Some(path.strip_suffix(" (deleted)").unwrap_or(path).to_owned())
@@ -117,26 +122,36 @@ mod tests {
         let hybrid = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
                       32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
                       41 31 0:38 / /sys/fs/cgroup/uni\\040fied rw shared:9 - cgroup2 none rw\n";
-        let found = |text| Hierarchy::parse(text).unwrap();
+        let found = |text: &str| Hierarchy::parse(text.as_bytes()).unwrap();
         assert_eq!(found(pure).mount, Path::new("/sys/fs/cgroup"));
         assert_eq!(found(hybrid).mount, Path::new("/sys/fs/cgroup/uni fied"));
         assert_eq!(
-            Hierarchy::parse("31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw"),
+            Hierarchy::parse(b"31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw"),
             None
         );
     }
 
     #[test]
     fn the_v2_path_is_the_line_that_begins_with_0() {
-        let hybrid = "9:name=systemd:/x\n4:memory:/y\n0::/team/job\n";
-        assert_eq!(v2_line(hybrid).as_deref(), Some("/team/job"));
-        assert_eq!(v2_line("0::/a (deleted)\n").as_deref(), Some("/a"));
-        assert_eq!(v2_line("4:memory:/y\n"), None);
+        let hybrid = b"9:name=systemd:/x\n4:memory:/y\n0::/team/job\n";
+        assert_eq!(path_in(hybrid).as_deref(), Some("/team/job"));
+        assert_eq!(path_in(b"0::/a (deleted)\n").as_deref(), Some("/a"));
+        assert_eq!(path_in(b"4:memory:/y\n"), None);
+    }
+
+    #[test]
+    fn names_that_are_not_utf8_hide_nothing() {
+        let mounts = b"30 23 0:5 / /home/x/\xff rw - fuse none rw\n\
+                       32 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        assert!(Hierarchy::parse(mounts).is_some());
+        let path = path_in(b"0::/team/job/\xff\xfe\n").unwrap();
+        let job: ghost_model::value::CgroupPath = "/team/job".parse().unwrap();
+        assert!(job.covers(&path));
     }
 
     proptest! {
         #[test]
-        fn no_mountinfo_panics(text in ".*", word in "[\\\\0-9a-z]{0,9}") {
+        fn no_mountinfo_panics(text: Vec<u8>, word in "[\\\\0-9a-z]{0,9}") {
             let _ = Hierarchy::parse(&text);
             let _ = unescape(&word);
         }

@@ -5,7 +5,7 @@
 //! deadlines of a millisecond that an executor's timer would blur. ghostd gives a backend a thread.
 #![deny(unsafe_code)]
 
-mod cgroup;
+pub mod cgroup;
 mod procs;
 pub mod sim;
 pub mod stock;
