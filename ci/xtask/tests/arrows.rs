@@ -32,10 +32,30 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["ghost-model", "ghost-backend", "ghost-rm", "ghost-notify"],
     ),
     ("ghost-burn", &[]),
+    // Nothing depends on it.
+    (
+        "ghost-fuzz",
+        &[
+            "ghost-model",
+            "ghost-rm",
+            "ghost-notify",
+            "ghost-guardian",
+            "ghost-backend",
+            "ghostd",
+            "ghostctl",
+        ],
+    ),
 ];
 
 /// Crates in which nothing is unsafe.
-const SAFE: &[&str] = &["ghost-model", "ghost-policy", "ghostd", "ghostctl", "xtask"];
+const SAFE: &[&str] = &[
+    "ghost-model",
+    "ghost-policy",
+    "ghostd",
+    "ghostctl",
+    "ghost-fuzz",
+    "xtask",
+];
 
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

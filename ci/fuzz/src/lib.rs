@@ -1,0 +1,36 @@
+//! What is fuzzed: one function for each parser that takes bytes from outside. A function panics
+//! if the parser does, or if what was read and printed is not read back as the same.
+//!
+//! The targets in `fuzz/` call these with what libFuzzer makes up; `tests/corpus.rs` calls them
+//! with the files below `corpus/`.
+#![forbid(unsafe_code)]
+
+mod guardian;
+mod host;
+mod settings;
+mod sim;
+mod store;
+
+pub use guardian::{guardian_frame, guardian_ledger};
+pub use host::{cgroup_files, driver_version, proc_stat};
+pub use settings::{assignments, container_file, spec, value};
+pub use sim::sim_wire;
+pub use store::store_log;
+
+/// A target.
+pub type Target = fn(&[u8]);
+
+/// Every target by name, which is also the name of its directory below `corpus/`.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("assignments", assignments),
+    ("cgroup_files", cgroup_files),
+    ("container_file", container_file),
+    ("driver_version", driver_version),
+    ("guardian_frame", guardian_frame),
+    ("guardian_ledger", guardian_ledger),
+    ("proc_stat", proc_stat),
+    ("sim_wire", sim_wire),
+    ("spec", spec),
+    ("store_log", store_log),
+    ("value", value),
+];
