@@ -56,6 +56,8 @@ pub trait Channels {
     fn enable(&mut self, gpu: Gpu, channels: &[Channel]) -> Result<(), SwitchError>;
     /// Looks at one channel.
     fn state(&mut self, gpu: Gpu, channel: Channel) -> ChannelState;
+    /// A call on `gpu` may come: opens what it needs. What cannot be opened is told by the call.
+    fn ready(&mut self, _gpu: Gpu) {}
     /// Nobody needs the driver for now: hold nothing open.
     fn release(&mut self) {}
 }
@@ -178,6 +180,13 @@ impl Channels for RmChannels {
                 ChannelState::Unknown
             }
         }
+    }
+
+    fn ready(&mut self, gpu: Gpu) {
+        // The session stays open; whether it has the GPU's objects is seen when they are used.
+        let _ = self
+            .session()
+            .and_then(|session| Ok(session.subdevice(gpu)?));
     }
 
     fn release(&mut self) {

@@ -7,6 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ghost_rm::Gpu;
+
 use crate::protocol::{
     self, Answer, Key, Keys, Listing, MAX_LEASE_US, Outcome, Pause, ProtocolError, Request,
 };
@@ -157,6 +159,18 @@ impl Guardian {
     pub fn ping(&mut self) -> Result<String, ClientError> {
         match self.call(&Request::Ping)? {
             Answer::Pong { version } => Ok(version),
+            answer => Err(self.unexpected(answer)),
+        }
+    }
+
+    /// Has the driver opened for pauses on `gpu`.
+    ///
+    /// # Errors
+    ///
+    /// Any [`ClientError`].
+    pub fn ready(&mut self, gpu: Gpu) -> Result<(), ClientError> {
+        match self.call(&Request::Ready { gpu })? {
+            Answer::Pong { .. } => Ok(()),
             answer => Err(self.unexpected(answer)),
         }
     }

@@ -335,6 +335,11 @@ impl<C: Channels, S: Store> Pauses<C, S> {
         self.owners.remove(&owner);
     }
 
+    /// A pause on `gpu` may come.
+    pub fn ready(&mut self, gpu: Gpu) {
+        self.channels.ready(gpu);
+    }
+
     /// Nobody is connected: holds nothing of the driver's open, unless some
     /// channel is stuck.
     pub fn rest(&mut self) {

@@ -138,6 +138,14 @@ pub enum Request {
     List,
     /// Tell that you are there. Answered [`Answer::Pong`].
     Ping,
+    /// A pause on this GPU may come: have the driver open for it, so that the first is as quick
+    /// as any. Answered [`Answer::Pong`], also where the driver cannot be opened: the pause says
+    /// why.
+    Ready {
+        /// Which.
+        #[serde(with = "as_gpu")]
+        gpu: Gpu,
+    },
 }
 
 /// What became of one key.
@@ -369,6 +377,9 @@ mod tests {
             ),
             Just(Request::List),
             Just(Request::Ping),
+            (any::<u32>(), any::<u32>()).prop_map(|(instance, minor)| Request::Ready {
+                gpu: Gpu { instance, minor }
+            }),
         ]
     }
 

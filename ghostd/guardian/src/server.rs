@@ -286,9 +286,11 @@ impl<C: Channels, S: Store> Server<C, S> {
                 Answer::Done(self.pauses.renew(id, &keys, lease_us, now))
             }
             Request::List => Answer::Listing(self.pauses.list(id, now)),
-            Request::Ping => Answer::Pong {
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-            },
+            Request::Ready { gpu } => {
+                self.pauses.ready(gpu);
+                pong()
+            }
+            Request::Ping => pong(),
         }
     }
 
@@ -296,6 +298,12 @@ impl<C: Channels, S: Store> Server<C, S> {
         for note in self.pauses.take_notes() {
             (self.report)(&note);
         }
+    }
+}
+
+fn pong() -> Answer {
+    Answer::Pong {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }
 

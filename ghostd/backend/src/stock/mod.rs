@@ -321,6 +321,8 @@ impl Backend for Stock {
 
     fn upkeep(&mut self) {
         let now = clock::now();
+        let gpus = self.boards.iter().filter_map(|b| b.driven.as_ref());
+        self.pauses.connect(gpus.map(|driven| driven.gpu), now);
         self.pauses.renew(now);
         let unknown = std::mem::take(&mut self.unknown);
         self.discover(&unknown, now);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ghost_guardian::{ClientError, FailureKind, Guardian, Key, Keys, Pause};
 use ghost_model::{Micros, Name};
+use ghost_rm::Gpu;
 
 /// How long a pause outlives the last sample.
 const LEASE: Duration = Duration::from_millis(250);
@@ -64,6 +65,19 @@ impl Pauses {
     /// Whether nothing is paused.
     pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty()
+    }
+
+    /// Connects where there is no connection, and has the guardian ready for `gpus`: the first
+    /// pause should be as quick as any.
+    pub(super) fn connect(&mut self, gpus: impl Iterator<Item = Gpu>, now: Micros) {
+        if self.guardian.is_some() {
+            return;
+        }
+        for gpu in gpus {
+            if self.ask(now, |guardian| guardian.ready(gpu)).is_err() {
+                return;
+            }
+        }
     }
 
     /// Renews the leases of all that is held; what lapsed is not held any more.
