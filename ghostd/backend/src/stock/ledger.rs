@@ -33,6 +33,8 @@ const DENSE: u64 = 8_500;
 const FADE: (u64, u64) = (3, 4);
 /// Intervals that wait for a sample: 16 s of the shortest turns.
 const MAX_WAITING: usize = 1 << 16;
+/// Contended turns are of use for this long: until a sample covers them, if one is wanted.
+const KEEP_NS: u64 = 2_000_000_000;
 
 #[derive(Clone, Copy, Debug)]
 struct Interval {
@@ -196,6 +198,11 @@ impl Ledger {
         if list.len() > MAX_WAITING {
             list.pop_front();
         }
+        // Where all is contended, no sample comes that would clear them away.
+        let is_old = |i: &Interval| i.to + KEEP_NS < at;
+        while self.contended.front().is_some_and(is_old) {
+            self.contended.pop_front();
+        }
     }
 
     /// How soon after the last one a sample of utilization is wanted, in nanoseconds: never where
@@ -255,10 +262,10 @@ impl Ledger {
             *shares.entry(interval.group).or_default() += interval.overlap(from, to);
         }
         let uncontended: u64 = shares.values().sum();
-        let alone = busy_ns
-            .saturating_sub(contended)
-            .min(presumed + uncontended);
-        let left = alone.saturating_sub(presumed);
+        // A sample's edges are off by some milliseconds, so that one has what belongs to the next:
+        // only what is counted must keep within the spans, not what is found of late.
+        let alone = busy_ns.saturating_sub(contended);
+        let left = alone.min(presumed + uncontended).saturating_sub(presumed);
         let mut resident = shares.clone();
         for interval in self.contended.iter().filter(|i| i.presumed) {
             *resident.entry(interval.group).or_default() += interval.overlap(from, to);
@@ -297,7 +304,8 @@ impl Ledger {
         let unsettled = waiting.map(|i| i.from).or(resident.map(|r| r.settled));
         let at = unsettled.unwrap_or(now).min(now);
         // A turn that ended after a span that still waits is counted, but not yet due.
-        let own = self.contended.iter().filter(|i| i.group == group);
+        let since = self.contended.iter().rev().take_while(|i| i.to > at);
+        let own = since.filter(|i| i.group == group);
         let later: u64 = own.map(|i| i.overlap(at, u64::MAX)).sum();
         let recent = account.came.is_some_and(|came| came + window > now);
         // Who works on after it idled does not come anew: the next sample tells.
@@ -443,10 +451,10 @@ mod tests {
             ledger.set_paused(GroupId(1), true);
             ledger.switch(edge(Edge::End, 10, 100, at + 30 * MS), at + 30 * MS);
             if period % 2 == 1 {
-                let off = if period % 4 == 1 { 800 } else { 0 };
+                let off = if period % 4 == 1 { 2000 } else { 0 };
                 samples.push(busy(
                     at + 100 * MS,
-                    (3000 * part / 100 + 400 - off).min(10_000),
+                    (3000 * part / 100 + 1000).saturating_sub(off),
                 ));
                 ledger.sample(&samples);
             }
