@@ -8,3 +8,4 @@ pub mod device;
 pub mod generate;
 pub mod loads;
 pub mod node;
+pub mod scale;
