@@ -24,17 +24,18 @@ pub(crate) fn command(pid: u32) -> Option<String> {
     Some(sanitize(String::from_utf8_lossy(&name).trim_end()))
 }
 
-/// The members that are alive, those by cgroup included, with their containers.
-pub(crate) fn alive(members: &Members) -> BTreeMap<ProcId, Name> {
+/// The members that are alive, those by cgroup included, with their containers; without those
+/// whose pid `is_known`.
+pub(crate) fn alive(members: &Members, is_known: impl Fn(u32) -> bool) -> BTreeMap<ProcId, Name> {
     let attached = members.0.values().flat_map(|m| &m.pids);
     let mut all: Vec<ProcId> = attached
         .copied()
-        .filter(|&id| identify(id.pid) == Some(id))
+        .filter(|&id| !is_known(id.pid) && identify(id.pid) == Some(id))
         .collect();
     let cgroups = members.0.values().flat_map(|m| &m.cgroups);
     if let Some(hierarchy) = Hierarchy::find() {
         let pids = cgroups.flat_map(|path| hierarchy.pids_below(path.as_str()));
-        all.extend(pids.filter_map(identify));
+        all.extend(pids.filter(|&pid| !is_known(pid)).filter_map(identify));
     }
     all.into_iter()
         .map(|id| {
@@ -66,9 +67,10 @@ mod tests {
             };
             Members(BTreeMap::from([(name.clone(), membership)]))
         };
-        let now = alive(&members(vec![own]));
+        let now = alive(&members(vec![own]), |_| false);
         assert_eq!(now, BTreeMap::from([(own, name.clone())]));
-        assert!(alive(&members(vec![earlier])).is_empty());
+        assert!(alive(&members(vec![own]), |pid| pid == own.pid).is_empty());
+        assert!(alive(&members(vec![earlier]), |_| false).is_empty());
         assert!(!command(own.pid).unwrap().is_empty());
     }
 }

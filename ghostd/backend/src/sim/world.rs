@@ -414,7 +414,8 @@ impl World {
         };
         let mut all: BTreeMap<ProcId, Process> = BTreeMap::new();
         if matches!(self.clock, Clock::Monotonic) {
-            for (id, container) in procs::alive(&self.members) {
+            let known: BTreeSet<u32> = self.processes.keys().map(|id| id.pid).collect();
+            for (id, container) in procs::alive(&self.members, |pid| known.contains(&pid)) {
                 let command = procs::command(id.pid).unwrap_or_default();
                 all.insert(id, blank(id.pid, command, container));
             }

@@ -26,7 +26,7 @@ const SWEEP: Micros = Micros(1_000_000);
 /// The same where no trace tells of new contexts.
 const SWEEP_BLIND: Micros = Micros(100_000);
 /// Each process's cgroup is read this often.
-const FOLLOW: Micros = Micros(500_000);
+const FOLLOW: Micros = Micros(900_000);
 /// Compute classes, newest first, from Blackwell to Volta. A chip has one that is in use.
 const COMPUTE_CLASSES: [u32; 9] = [
     0xCEC0, 0xCDC0, 0xCBC0, 0xC9C0, 0xC7C0, 0xC6C0, 0xC5C0, 0xC3C0, 0xC1C0,
@@ -75,7 +75,7 @@ impl Stock {
         }
     }
 
-    /// Reads again where processes are, each of them twice a second.
+    /// Reads again where processes are, each of them within a second.
     pub(super) fn follow_cgroups(&mut self, now: Micros) {
         for tenant in self.tenants.values_mut() {
             if tenant.cgroup_due <= now {

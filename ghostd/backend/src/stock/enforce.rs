@@ -6,7 +6,7 @@ use std::mem::discriminant;
 use ghost_guardian::Pause;
 use ghost_model::plan::Why;
 use ghost_model::sample::GroupId;
-use ghost_model::{Action, Micros, Name};
+use ghost_model::{Action, Micros};
 use ghost_rm::{Client, RmError};
 
 use super::Stock;
@@ -286,8 +286,10 @@ impl Stock {
     }
 
     pub(super) fn is_paused(&self, gpu: usize, tenant: &Tenant) -> bool {
-        let container: Name = tenant.container.clone();
-        self.wanted_pauses.contains_key(&(gpu, container))
+        !self.pauses.is_empty()
+            && self
+                .wanted_pauses
+                .contains_key(&(gpu, tenant.container.clone()))
             && self.pauses.is_held(&key_of(gpu, tenant))
     }
 }

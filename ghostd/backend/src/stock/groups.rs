@@ -1,6 +1,6 @@
 //! Channel groups, their numbers and their timeslices.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ghost_model::Micros;
 use ghost_model::sample::{GroupId, Reading};
@@ -63,6 +63,8 @@ pub(super) fn settable(slice: Micros) -> u64 {
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     all: BTreeMap<GroupId, Group>,
+    /// By process.
+    owned: BTreeSet<(u32, GroupId)>,
     last: u64,
 }
 
@@ -71,6 +73,7 @@ impl Groups {
     pub(super) fn add(&mut self, group: Group) -> GroupId {
         self.last += 1;
         let id = GroupId(self.last);
+        self.owned.insert((group.pid, id));
         self.all.insert(id, group);
         id
     }
@@ -84,7 +87,9 @@ impl Groups {
     }
 
     pub(super) fn remove(&mut self, id: GroupId) -> Option<Group> {
-        self.all.remove(&id)
+        let group = self.all.remove(&id)?;
+        self.owned.remove(&(group.pid, id));
+        Some(group)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (GroupId, &Group)> {
@@ -93,6 +98,8 @@ impl Groups {
 
     /// The groups of one process.
     pub(super) fn of(&self, pid: u32) -> impl Iterator<Item = (GroupId, &Group)> {
-        self.iter().filter(move |(_, group)| group.pid == pid)
+        let of_it = (pid, GroupId(0))..=(pid, GroupId(u64::MAX));
+        let ids = self.owned.range(of_it);
+        ids.filter_map(|&(_, id)| Some((id, self.all.get(&id)?)))
     }
 }

@@ -129,6 +129,8 @@ pub(super) struct Tracer {
     read_to: Micros,
     /// Whether nothing of it was missing the last time.
     whole: bool,
+    /// Who came within this has work.
+    window_us: u64,
     problem: Option<String>,
 }
 
@@ -145,6 +147,7 @@ impl Tracer {
             asked: now,
             read_to: now,
             whole: true,
+            window_us: WINDOW_US,
             problem: None,
         };
         tracer.sync(now)?;
@@ -164,6 +167,8 @@ impl Tracer {
         self.whole = false;
         let read = self.drain(now);
         self.note(read);
+        let round_us = self.ledger.round() / 1000;
+        self.window_us = (round_us + round_us / 4).clamp(WINDOW_US, FRESH_US);
         self.ledger.take_unknown()
     }
 
@@ -208,10 +213,8 @@ impl Tracer {
     }
 
     fn read(&self, group: GroupId, now: Micros) -> (Reading<Micros>, Reading<bool>) {
-        let round_us = self.ledger.round() / 1000;
-        let window = (round_us + round_us / 4).clamp(WINDOW_US, FRESH_US);
-        let to = self.read_to;
-        let Some(balance) = self.ledger.balance(group, to.0 * 1000, window * 1000) else {
+        let (to, window_ns) = (self.read_to, self.window_us * 1000);
+        let Some(balance) = self.ledger.balance(group, to.0 * 1000, window_ns) else {
             return (Reading::Missing, Reading::Missing);
         };
         let (used, at) = (Micros(balance.used / 1000), Micros(balance.at / 1000));

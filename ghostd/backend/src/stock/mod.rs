@@ -14,7 +14,7 @@
 //!
 //! # What a sample costs
 //! With nothing new: one `poll` of all pidfds, one count of clients (3 us), for each GPU a flush of
-//! the trace (20 to 50 us), and a share of the looks that are due once a second or twice: each
+//! the trace (20 to 50 us), and a share of the looks that are due once a second: each
 //! process's cgroup (one file) and timeslices (one duplicate, 6 us a group). Where something is
 //! paused, one message to the guardian. Everything else waits for a sign that it is needed.
 
@@ -364,7 +364,7 @@ impl Backend for Stock {
             process.refused = Some(reason.clone());
             all.entry(pid).or_insert(process);
         }
-        for (id, container) in procs::alive(&self.members) {
+        for (id, container) in procs::alive(&self.members, |pid| all.contains_key(&pid)) {
             let process = without_gpu(id.pid, container);
             all.entry(id.pid).or_insert(process);
         }
