@@ -51,6 +51,11 @@ impl Proc {
         self.stat(process.pid).is_some_and(|(id, _)| id == process)
     }
 
+    /// Whether a process with this pid runs.
+    pub fn is_there(&self, pid: u32) -> bool {
+        self.stat(pid).is_some()
+    }
+
     /// The path of its cgroup, below the cgroup v2 mount.
     pub fn cgroup_of(&self, pid: u32) -> Option<String> {
         let text = read(&self.file(pid, "cgroup"))?;
@@ -150,6 +155,8 @@ mod tests {
             start: me.id.start + 1,
             ..me.id
         }));
+        assert!(proc.is_there(me.id.pid));
+        assert!(!proc.is_there(u32::MAX));
         assert_eq!(proc.find(0), None);
         assert_eq!(proc.find(u32::MAX), None);
     }

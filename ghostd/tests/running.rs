@@ -101,6 +101,27 @@ async fn members_go_to_the_container_above_and_are_forgotten_when_they_end() {
 }
 
 #[tokio::test]
+async fn a_container_whose_last_process_ended_is_deleted_at_once() {
+    let place = Place::new();
+    let node = Node::start(&place);
+    node.create("a", json!({})).await;
+    let member = Member::start();
+    member.works_on(&node.sim, 0);
+    let body = json!({"pids": [member.pid()]});
+    node.call(ROOT, "PUT", "/v1/containers/a/procs", body)
+        .await
+        .ok();
+    node.until("/v1/containers/a", "it is listed", |c| {
+        c["status"]["state"] == "running"
+    })
+    .await;
+    // The simulator is not told, so that its list still has the process.
+    drop(member);
+    node.call(ROOT, "DELETE", "/v1/containers/a", "").await.ok();
+    node.stop().await;
+}
+
+#[tokio::test]
 async fn container_files_reload_and_a_typo_costs_nothing() {
     let place = Place::new();
     place.file(

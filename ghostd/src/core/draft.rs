@@ -360,8 +360,7 @@ impl Draft<'_> {
                     .hint(format!("ghostctl delete {child}")),
             );
         }
-        let populated = entry.pids.iter().any(|p| self.proc.is_alive(*p))
-            || self.observed.processes.iter().any(|p| p.container == *name);
+        let populated = entry.pids.iter().any(|p| self.proc.is_alive(*p)) || self.left_in(name);
         if populated && !force {
             return Err(Problem::new(
                 Kind::Conflict,
@@ -371,6 +370,13 @@ impl Draft<'_> {
         }
         self.remove(&entry);
         Ok(())
+    }
+
+    /// Whether a listed process is in it. The list may be seconds old: each is looked up again.
+    fn left_in(&self, name: &Name) -> bool {
+        let listed = self.observed.processes.iter();
+        let mut here = listed.filter(|p| p.container == *name);
+        here.any(|p| self.proc.is_there(p.pid))
     }
 
     /// Takes a container away; its members go to the one above, or nowhere, which is `system`.
