@@ -395,6 +395,20 @@ mod tests {
     }
 
     #[test]
+    fn contended_turns_do_not_pile_up_without_samples() {
+        let mut ledger = ledger();
+        for round in 0..10_000 {
+            let at = round * 5 * MS;
+            turn(&mut ledger, 10, 100, at, at + 2 * MS);
+            turn(&mut ledger, 20, 200, at + 3 * MS, at + 4 * MS);
+        }
+        assert_eq!(ledger.wants_sample(50_000 * MS), None);
+        assert!(ledger.contended.len() <= 802, "two seconds of them");
+        let one = ledger.balance(GroupId(1), 50_000 * MS, WINDOW).unwrap();
+        assert_eq!(one.used, 20_000 * MS);
+    }
+
+    #[test]
     fn who_has_the_gpu_alone_is_counted_by_utilization() {
         let mut ledger = ledger();
         ledger.switch(edge(Edge::Start, 10, 100, 1000 * MS), 1000 * MS);
