@@ -7,7 +7,8 @@ use crate::metrics::LoopMetrics;
 use ghost_backend::{Backend, Event};
 use ghost_model::report::Process;
 use ghost_model::{
-    Action, BackendKind, Bytes, Capabilities, GpuId, GpuInfo, Members, Micros, Name, Plan, Sample,
+    Action, BackendKind, Bytes, Capabilities, GpuId, GpuInfo, Key, Members, Micros, Name, Plan,
+    Sample, Spec,
 };
 use ghost_policy::{ContainerStat, Desired, Memory, step};
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,8 @@ use tokio::sync::watch;
 
 /// How often processes and GPUs are listed again where no event asks for it.
 const LIST: Duration = Duration::from_secs(2);
+/// The tick is so many times as long where nothing is to be done.
+const CALM: u32 = 2;
 /// How often readers get a new picture where nothing asks for it.
 const PUBLISH: Duration = Duration::from_millis(500);
 /// How often the policy's memory and the counters are saved.
@@ -157,6 +160,8 @@ struct Control<B> {
     parts: Parts,
     memory: Memory,
     wanted: Wanted,
+    /// Nothing is wanted that must be watched all the time.
+    only_weights: bool,
     progress: Progress,
     looks: u32,
     view: Observed,
@@ -206,6 +211,7 @@ impl<B: Backend> Control<B> {
             parts,
             memory: saved.memory,
             wanted: Wanted::default(),
+            only_weights: true,
             progress: Progress::Settled,
             looks: 0,
             counters: saved.counters,
@@ -250,6 +256,11 @@ impl<B: Backend> Control<B> {
         self.counters.peak.retain(|name, _| exists(name));
         self.counters.reasserted.retain(|name, _| exists(name));
         self.parts.recorder.wanted(&wanted.desired);
+        let specs = wanted.desired.containers.values();
+        self.only_weights = specs.flat_map(Spec::iter).all(|(key, ..)| {
+            let held = [Key::Max, Key::Idle, Key::Latency, Key::Freeze, Key::Devices];
+            !held.contains(&key)
+        });
         self.wanted = wanted;
         self.progress = Progress::Wanted;
         self.looks = 0;
@@ -271,7 +282,7 @@ impl<B: Backend> Control<B> {
         );
         self.memory = memory;
         self.apply(&plan);
-        self.call("upkeep", B::upkeep);
+        let found = self.call("upkeep", B::upkeep);
         let settled = self.settle(&plan);
         if let Some(before) = before {
             self.parts.recorder.step(&before, &sample, &plan);
@@ -287,11 +298,15 @@ impl<B: Backend> Control<B> {
             self.save(false);
         }
         self.parts.metrics.turn(begin.elapsed());
+        if found {
+            return begin;
+        }
         self.due(begin, sample.at, &plan)
     }
 
     fn due(&self, begin: Instant, at: Micros, plan: &Plan) -> Instant {
-        let tick = begin + self.parts.tick.duration();
+        let ticks = if self.is_calm(plan) { CALM } else { 1 };
+        let tick = begin + self.parts.tick.duration() * ticks;
         let wake = plan.wake.map_or(tick, |w| begin + w.since(at).duration());
         match self.progress {
             Progress::Settled => tick.min(wake),
@@ -299,6 +314,11 @@ impl<B: Backend> Control<B> {
             _ if self.looks <= SETTLE.1 => tick.min(wake).min(Instant::now() + SETTLE.0),
             _ => tick.min(wake),
         }
+    }
+
+    /// Whether the hardware holds all that is wanted until a process comes or goes.
+    fn is_calm(&self, plan: &Plan) -> bool {
+        self.only_weights && self.failed.is_none() && plan.actions.is_empty()
     }
 
     fn apply(&mut self, plan: &Plan) {

@@ -31,7 +31,11 @@ pub trait Backend: Send {
     /// Does what can wait: called after each step's actions were done, so that nothing of it
     /// stands between a request and its effect. Also renews the leases of everything that is
     /// paused: a daemon that no longer gets here is taken for dead.
-    fn upkeep(&mut self) {}
+    ///
+    /// True if the next sample has something new, and should not wait.
+    fn upkeep(&mut self) -> bool {
+        false
+    }
 
     /// Does what a plan asks, in order, batched where that is faster. Actions on groups or
     /// containers that are gone meanwhile are done already. One that fails does not keep the
@@ -47,7 +51,7 @@ pub trait Backend: Send {
 
 /// An action that could not be done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{action:?}: {cause}")]
+#[error("{action}: {cause}")]
 pub struct Failure {
     /// Which.
     pub action: Action,

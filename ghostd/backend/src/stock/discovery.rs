@@ -86,11 +86,11 @@ impl Stock {
     }
 
     /// Looks for processes and channel groups where there is a sign of new ones; `unknown` are
-    /// processes that used a GPU by contexts that are not known.
-    pub(super) fn discover(&mut self, unknown: &BTreeSet<u32>, now: Micros) {
+    /// processes that used a GPU by contexts that are not known. Whether any were found.
+    pub(super) fn discover(&mut self, unknown: &BTreeSet<u32>, now: Micros) -> bool {
         // Taken out while the tenants that it knows nothing of are changed.
         let Some(mut rm) = self.rm.take() else {
-            return;
+            return false;
         };
         let count = rm.session.clients().ok();
         if count.is_none() || count != self.discovery.count {
@@ -131,14 +131,16 @@ impl Stock {
                 }
             };
         }
+        let mut found = false;
         for pid in due {
-            self.look(&mut rm, pid, unknown.contains(&pid), now);
+            found |= self.look(&mut rm, pid, unknown.contains(&pid), now);
         }
         if !self.discovery.adopted && !self.discovery.behind {
             self.discovery.adopted = true;
             self.wake_trace(&rm);
         }
         self.rm = Some(rm);
+        found
     }
 
     /// Holds processes that are new; returns those.
@@ -207,11 +209,13 @@ impl Stock {
         new
     }
 
-    /// Scans one process; `search` if it is known that something is to be found.
-    fn look(&mut self, rm: &mut Rm, pid: u32, search: bool, now: Micros) {
+    /// Scans one process; `search` if it is known that something is to be found. Whether
+    /// something was.
+    fn look(&mut self, rm: &mut Rm, pid: u32, search: bool, now: Micros) -> bool {
         let Some(mut tenant) = self.tenants.remove(&pid) else {
-            return;
+            return false;
         };
+        let mut found = false;
         self.discovery.dirty.remove(&pid);
         if tenant.refused.is_none() {
             tenant.find_clients(&rm.session, &mut rm.unclaimed);
@@ -227,7 +231,6 @@ impl Stock {
                 .collect();
             let is_new = |client, object| !known.contains(&(client, object));
             let seen = tenant.scan(&rm.session, reach, is_new);
-            let mut found = false;
             for seen in seen {
                 found |= self.take_in(rm, &mut tenant, seen, now);
             }
@@ -237,6 +240,7 @@ impl Stock {
         }
         self.tenants.insert(pid, tenant);
         self.refuse_shared(pid);
+        found
     }
 
     /// Keeps what a scan found; whether that was news.

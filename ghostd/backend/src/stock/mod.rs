@@ -319,13 +319,13 @@ impl Backend for Stock {
         self.sample_at(clock::now())
     }
 
-    fn upkeep(&mut self) {
+    fn upkeep(&mut self) -> bool {
         let now = clock::now();
         let gpus = self.boards.iter().filter_map(|b| b.driven.as_ref());
         self.pauses.connect(gpus.map(|driven| driven.gpu), now);
         self.pauses.renew(now);
         let unknown = std::mem::take(&mut self.unknown);
-        self.discover(&unknown, now);
+        let found = self.discover(&unknown, now);
         self.audit(now);
         for board in &mut self.boards {
             if let Some(driven) = &mut board.driven {
@@ -333,6 +333,7 @@ impl Backend for Stock {
             }
         }
         self.hold_pauses(now);
+        found
     }
 
     fn apply(&mut self, actions: &[Action]) -> Vec<Failure> {
