@@ -30,7 +30,7 @@ pub fn container(entry: &Entry, catalog: &Catalog, now: &Observed, proc: &Proc) 
         labels: entry.all_labels(),
         status: Status {
             observed_generation: now.in_force.get(&entry.uid).copied().unwrap_or(0),
-            state: state(seen, populated, frozen),
+            state: state(seen, populated, frozen && !seen.runs),
             effective: effective(&spec),
             enforced_by: Key::ALL
                 .iter()

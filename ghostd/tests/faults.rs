@@ -89,6 +89,7 @@ async fn what_cannot_be_applied_is_not_called_in_force() {
     assert_eq!(late["generation"], 2);
     assert_eq!(late["status"]["observed_generation"], 1);
     assert_eq!(late["status"]["ghost.events"]["frozen"], 0);
+    assert_eq!(late["status"]["state"], "running");
     let shown = node.until(path, "the failure is shown", |c| {
         c["status"]["notes"]
             .to_string()
