@@ -63,6 +63,11 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn replay(path: &Path) -> anyhow::Result<ExitCode> {
     let file = fs::File::open(path).with_context(|| path.display().to_string())?;
     let result = journal::replay(BufReader::new(file))?;
+    anyhow::ensure!(
+        result.steps > 0 || result.unreadable == 0,
+        "{}: no line of it is a step that this ghostd wrote",
+        path.display()
+    );
     println!("{}", serde_json::to_string_pretty(&result)?);
     Ok(if result.different.is_empty() {
         ExitCode::SUCCESS

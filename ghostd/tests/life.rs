@@ -209,6 +209,19 @@ fn bad_configuration_is_a_usage_error() {
 }
 
 #[test]
+fn what_is_no_journal_does_not_replay_as_equal() {
+    let place = Place::new();
+    let path = place.path("notes.txt");
+    std::fs::write(&path, "milk\nbread\n").unwrap();
+    let mut ghostd = Command::new(env!("CARGO_BIN_EXE_ghostd"));
+    let output = ghostd.arg("--replay").arg(&path).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("no line of it is a step"), "{said}");
+}
+
+#[test]
 fn sighup_reloads_and_sigterm_ends_in_order() {
     let place = Place::new();
     let mut ghostd = place.spawn();

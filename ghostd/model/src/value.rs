@@ -172,21 +172,21 @@ impl CgroupPath {
 impl std::str::FromStr for CgroupPath {
     type Err = ValueError;
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        let text = text.strip_suffix('/').unwrap_or(text);
+        let path = text.strip_suffix('/').unwrap_or(text);
         let parts_fine = || {
-            text.split('/')
+            path.split('/')
                 .skip(1)
                 .all(|p| !matches!(p, "" | "." | ".."))
         };
-        if !text.starts_with('/')
-            || text.len() > 4096
-            || text.ends_with(char::is_whitespace)
-            || text.chars().any(char::is_control)
+        if !path.starts_with('/')
+            || path.len() > 4096
+            || path.ends_with(char::is_whitespace)
+            || path.chars().any(char::is_control)
             || !parts_fine()
         {
             return Err(ValueError::Cgroup(sanitize(text)));
         }
-        Ok(CgroupPath(text.to_owned()))
+        Ok(CgroupPath(path.to_owned()))
     }
 }
 
@@ -543,6 +543,12 @@ mod tests {
         ] {
             assert!(Value::from_json(key, &json).is_err(), "{key} {json}");
         }
+    }
+
+    #[test]
+    fn a_refused_cgroup_is_named_as_written() {
+        let root = "/".parse::<CgroupPath>();
+        assert_eq!(root, Err(ValueError::Cgroup("/".into())));
     }
 
     #[test]
