@@ -379,7 +379,7 @@ pub struct Apply {
     /// Say what would change, and change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Delete the containers that an earlier apply made and the file no longer has
+    /// Delete the containers that the file does not have, but for those of containers.d
     #[arg(long)]
     pub prune: bool,
 }
