@@ -5,11 +5,15 @@
 //! that is needed is to read two files.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// The most processes that are listed below one cgroup, and the deepest that is looked.
 const MAX_PIDS: usize = 100_000;
 const MAX_DEPTH: usize = 32;
+/// The size of a file that says where a process is, as a rule and at most.
+const LIKELY_BYTES: usize = 1024;
+const MAX_BYTES: u64 = 1 << 20;
 
 /// The v2 hierarchy of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +83,11 @@ fn collect(cgroup: &Path, depth: usize, pids: &mut Vec<u32>) {
 
 /// The path of a process in the v2 hierarchy; `None` if it has exited.
 pub(crate) fn path_of(pid: u32) -> Option<String> {
-    path_in(&fs::read(format!("/proc/{pid}/cgroup")).ok()?)
+    let file = fs::File::open(format!("/proc/{pid}/cgroup")).ok()?;
+    // Its size is not told, and read blindly it would take many calls.
+    let mut text = Vec::with_capacity(LIKELY_BYTES);
+    file.take(MAX_BYTES).read_to_end(&mut text).ok()?;
+    path_in(&text)
 }
 
 /// The v2 path in `/proc/PID/cgroup`. A cgroup's name may be any bytes: one that is not UTF-8
