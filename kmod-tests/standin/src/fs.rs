@@ -1,5 +1,6 @@
 //! The file system: a few files whose ioctls, reads and writes go to the driver.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::offset_of;
@@ -59,13 +60,20 @@ pub(crate) struct Files {
     // Entry i is inode i + 1; the first is the root.
     entries: Vec<Entry>,
     driver: Arc<Mutex<Driver>>,
+    /// The telemetry as of each open of its file: one that reads it in pieces reads one text.
+    /// The lock guards this map alone.
+    texts: Mutex<BTreeMap<u64, Vec<u8>>>,
 }
+
+/// Set in the handles of open texts, which the driver does not give.
+const TEXT: u64 = 1 << 63;
 
 impl Files {
     pub(crate) fn new(gpus: u32, driver: Arc<Mutex<Driver>>) -> Self {
         let mut files = Files {
             entries: Vec::new(),
             driver,
+            texts: Mutex::default(),
         };
         let root = files.add(1, "", What::Directory);
         files.add(root, "nvidiactl", What::Node(Node::Control));
@@ -132,6 +140,10 @@ impl Files {
         let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
         driver.advance(now());
         driver
+    }
+
+    fn texts(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<u8>>> {
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Carries out an ioctl whose argument is `arg`; what is left in it goes back.
@@ -335,6 +347,13 @@ impl Filesystem for Files {
     fn open(&self, caller: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let file = match self.entry(ino).map(|e| &e.what) {
             Some(What::Node(node)) => self.driver().open(*node, process_of(caller.pid())),
+            Some(What::Telemetry) => {
+                let text = inventory::telemetry(&self.driver()).into_bytes();
+                let mut texts = self.texts();
+                let handle = texts.last_key_value().map_or(TEXT, |(last, _)| last + 1);
+                texts.insert(handle, text);
+                handle
+            }
             _ => 0,
         };
         reply.opened(FileHandle(file), FopenFlags::FOPEN_DIRECT_IO);
@@ -350,7 +369,9 @@ impl Filesystem for Files {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        self.driver().release(file.0);
+        if self.texts().remove(&file.0).is_none() {
+            self.driver().release(file.0);
+        }
         reply.ok();
     }
 
@@ -386,7 +407,7 @@ impl Filesystem for Files {
         let text = match self.entry(ino).map(|e| &e.what) {
             Some(What::Version) => inventory::version().into_bytes(),
             Some(What::Information(index)) => inventory::information(*index).into_bytes(),
-            Some(What::Telemetry) => inventory::telemetry(&self.driver()).into_bytes(),
+            Some(What::Telemetry) => self.texts().get(&file.0).cloned().unwrap_or_default(),
             // An answer is read from its start, wherever the descriptor stands.
             Some(What::Node(_)) => {
                 let driver = self.driver();
