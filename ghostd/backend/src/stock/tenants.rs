@@ -23,7 +23,7 @@ const STEP: u32 = 16_384;
 const SETTLING_US: [u64; 3] = [100_000, 400_000, 1_200_000];
 
 /// How often timeslices are read back; those of different processes at different times.
-pub(super) const AUDIT: Micros = Micros(900_000);
+pub(super) const AUDIT: Micros = Micros(800_000);
 
 /// Why something of a tenant cannot be had.
 #[derive(Debug, thiserror::Error)]
