@@ -506,12 +506,9 @@ fn a_frozen_container_stops_whatever_comes_and_runs_again() {
     let guardian = Guardian::start(&host);
     let paused = |s: &Sample| of(s, own).iter().all(|(_, group)| group.paused);
     // Wanted still, so it is done as soon as it can be.
-    sample_until(&mut stock, "a pause", paused);
-    assert!(
-        stopped().iter().all(|(_, disabled)| *disabled),
-        "copies too: {:?}",
-        stopped()
-    );
+    sample_until(&mut stock, "a pause, of copies too", |s| {
+        paused(s) && stopped().iter().all(|(_, disabled)| *disabled)
+    });
     assert!(host.groups_of(other.pid()).iter().all(|g| !g.disabled));
     tenant.context().unwrap();
     sample_until(&mut stock, "a pause of what came", |s| {

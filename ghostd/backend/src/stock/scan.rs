@@ -103,6 +103,13 @@ impl Objects {
         let mut missing = 0;
         while handle < end {
             if self.look(control, Object(handle))? {
+                // Handles rise. What was missing before this one came may have come meanwhile,
+                // and this one may be its child.
+                if missing > 0 {
+                    for earlier in handle - missing.min(GAP)..=handle {
+                        self.look(control, Object(earlier))?;
+                    }
+                }
                 missing = 0;
                 self.frontier = self.frontier.max(handle + 1);
             } else {
