@@ -230,7 +230,10 @@ impl Stock {
                 .map(|(_, g)| (g.client, g.object))
                 .collect();
             let is_new = |client, object| !known.contains(&(client, object));
-            let seen = tenant.scan(&rm.session, reach, is_new);
+            let (seen, complete) = tenant.scan(&rm.session, reach, is_new);
+            if !complete && reach == Reach::Frontier {
+                self.discovery.dirty.insert(pid);
+            }
             for seen in seen {
                 found |= self.take_in(rm, &mut tenant, seen, now);
             }

@@ -45,6 +45,8 @@ pub(super) struct Objects {
     channels: BTreeMap<Object, Object>,
     /// The first handle past all that are there.
     frontier: u32,
+    /// Where a scan at the frontier that was cut short goes on, with so many missing before.
+    cut: Option<(u32, u32)>,
     /// Where a search in depth goes on, and ends.
     deep: Option<(u32, u32)>,
 }
@@ -66,6 +68,7 @@ impl Objects {
             groups: BTreeMap::new(),
             channels: BTreeMap::new(),
             frontier: BASE,
+            cut: None,
             deep: None,
         }
     }
@@ -90,17 +93,20 @@ impl Objects {
     }
 
     /// Asks for some handles, for no longer than [`LONGEST`]. `control` is on the tenant's file.
+    /// Whether it came to its end.
     ///
     /// # Errors
     /// The refusal if the client is not on that file (any more).
-    pub(super) fn scan(&mut self, control: Control<'_>, reach: Reach) -> Result<(), RmError> {
+    pub(super) fn scan(&mut self, control: Control<'_>, reach: Reach) -> Result<bool, RmError> {
         let begun = Instant::now();
-        let (mut handle, end) = match (reach, self.deep) {
-            (Reach::Frontier, _) => (self.frontier, u32::MAX),
-            (Reach::Deep, Some(piece)) => piece,
-            (Reach::Deep, None) => (self.frontier, self.frontier.saturating_add(DEPTH)),
+        let (mut handle, end, mut missing) = match (reach, self.deep) {
+            (Reach::Frontier, _) => {
+                let (handle, missing) = self.cut.take().unwrap_or((self.frontier, 0));
+                (handle, u32::MAX, missing)
+            }
+            (Reach::Deep, Some((handle, end))) => (handle, end, 0),
+            (Reach::Deep, None) => (self.frontier, self.frontier.saturating_add(DEPTH), 0),
         };
-        let mut missing = 0;
         while handle < end {
             if self.look(control, Object(handle))? {
                 // Handles rise. What was missing before this one came may have come meanwhile,
@@ -117,19 +123,20 @@ impl Objects {
             }
             handle += 1;
             if reach == Reach::Frontier && missing >= GAP {
-                return Ok(());
+                return Ok(true);
             }
             if handle.is_multiple_of(32) && begun.elapsed() >= LONGEST {
-                if reach == Reach::Deep {
-                    self.deep = Some((handle, end));
+                match reach {
+                    Reach::Deep => self.deep = Some((handle, end)),
+                    Reach::Frontier => self.cut = Some((handle, missing)),
                 }
-                return Ok(());
+                return Ok(false);
             }
         }
         // Next time from the beginning: handles that were freed may be used again.
         self.deep = None;
         self.frontier = BASE;
-        Ok(())
+        Ok(true)
     }
 
     /// Whether there is such an object; keeps what matters of it.

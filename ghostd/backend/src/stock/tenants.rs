@@ -241,18 +241,19 @@ impl Tenant {
     }
 
     /// Scans its clients and returns all channel groups known, with the timeslices of those that
-    /// are `new`.
+    /// are `new`, and whether the scans came to their ends.
     pub(super) fn scan(
         &mut self,
         session: &Session,
         reach: Reach,
         new: impl Fn(Client, Object) -> bool,
-    ) -> Vec<Seen> {
+    ) -> (Vec<Seen>, bool) {
         let mut all = Vec::new();
+        let mut complete = true;
         let (held, pid) = (&self.held, self.id.pid);
         self.clients.retain_mut(|own| {
             let scanned = on_node(held, session, pid, own.fd, |control| {
-                own.objects.scan(control, reach)?;
+                complete &= own.objects.scan(control, reach)?;
                 for (object, found) in own.objects.groups() {
                     let slice_us = if new(own.client, object) {
                         control.get_timeslice(own.client, object).ok()
@@ -276,7 +277,7 @@ impl Tenant {
                 }
             }
         });
-        all
+        (all, complete)
     }
 
     /// Forgets the objects of `client`, to find those that are there now.
