@@ -89,7 +89,7 @@ fn stopped(lab: &mut Lab) -> Result<()> {
     node.signal_ghostd(Signal::SIGCONT)?;
     lab.report.push(Check::new(
         "a paused container runs after SIGSTOP of ghostd",
-        1100.0,
+        300.0,
         after,
         "ms",
         Limit::AtMost,
