@@ -11,7 +11,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ghost-rm", &[]),
     ("ghost-notify", &[]),
     ("ghost-policy", &["ghost-model"]),
-    ("ghost-guardian", &["ghost-rm", "ghost-notify"]),
+    (
+        "ghost-guardian",
+        &["ghost-model", "ghost-rm", "ghost-notify"],
+    ),
     (
         "ghost-backend",
         &["ghost-model", "ghost-rm", "ghost-notify", "ghost-guardian"],

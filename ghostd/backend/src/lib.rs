@@ -11,7 +11,11 @@ pub mod sim;
 pub mod stock;
 
 use ghost_model::report::Process;
-use ghost_model::{Action, Capabilities, GpuId, GpuInfo, Members, Name, Sample};
+use std::os::fd::OwnedFd;
+
+use ghost_model::{
+    Action, Capabilities, GpuId, GpuInfo, Members, MemorySeen, MemoryWanted, Name, Sample,
+};
 
 /// A way to enforce.
 pub trait Backend: Send {
@@ -24,6 +28,26 @@ pub trait Backend: Send {
     /// Who belongs where, from now on. Processes move at once; what they used stays counted
     /// where it was used.
     fn set_members(&mut self, members: &Members);
+
+    /// What each container may take of each GPU's memory, from now on.
+    fn set_memory(&mut self, _wanted: &MemoryWanted) {}
+
+    /// Who holds what of it.
+    fn memory(&mut self) -> MemorySeen {
+        MemorySeen::default()
+    }
+
+    /// Takes the listener of a seccomp filter: from now on the allocations of the processes under
+    /// it are charged to this container, unless they are members of another.
+    ///
+    /// # Errors
+    /// [`AdoptError`]; the listener is closed, and the filtered calls fail.
+    fn adopt(&mut self, container: &Name, _listener: OwnedFd) -> Result<(), AdoptError> {
+        Err(AdoptError {
+            container: container.clone(),
+            cause: "this backend holds no memory limits of processes".into(),
+        })
+    }
 
     /// What is so now.
     fn sample(&mut self) -> Sample;
@@ -55,6 +79,16 @@ pub trait Backend: Send {
 pub struct Failure {
     /// Which.
     pub action: Action,
+    /// Why not, with what to do about it.
+    pub cause: String,
+}
+
+/// A listener that could not be taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{container}: the seccomp listener cannot be taken: {cause}")]
+pub struct AdoptError {
+    /// For which container.
+    pub container: Name,
     /// Why not, with what to do about it.
     pub cause: String,
 }

@@ -7,6 +7,7 @@
 //! when it starts again. [`pauses`] says how; [`client`] is what ghostd's stock
 //! backend uses; [`server`] is the loop that the program runs.
 
+pub mod broker;
 pub mod channels;
 pub mod client;
 #[cfg(test)]

@@ -39,6 +39,8 @@ pub enum Enforcer {
     Daemon,
     /// Ghost's libcuda.
     Shim,
+    /// Some of a container's processes are held, some are not.
+    Mixed,
     /// Nobody: the value is stored and shown, and binds nothing.
     Nobody,
 }
@@ -49,6 +51,7 @@ impl fmt::Display for Enforcer {
             Enforcer::Kernel => "kernel",
             Enforcer::Daemon => "daemon",
             Enforcer::Shim => "shim",
+            Enforcer::Mixed => "mixed",
             Enforcer::Nobody => "nobody",
         })
     }

@@ -16,7 +16,7 @@ pub struct ProcId {
 }
 
 /// Who was put into one container.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
     /// Attached one by one.
     pub pids: Vec<ProcId>,
@@ -25,7 +25,7 @@ pub struct Membership {
 }
 
 /// Who was put where, for all containers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Members(pub BTreeMap<Name, Membership>);
 
 impl Members {

@@ -3,8 +3,9 @@
 
 use crate::gpu::GpuId;
 use crate::name::Name;
-use crate::units::Micros;
+use crate::units::{Bytes, Micros};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Everything the policy may know of the world at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,6 +23,9 @@ pub struct GpuSample {
     pub gpu: GpuId,
     /// Its channel groups, in the order of their ids.
     pub groups: Vec<GroupSample>,
+    /// Memory in use by each container and those below it, where it is known.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub memory: BTreeMap<Name, Bytes>,
 }
 
 /// A backend's own number for a channel group. It is never used twice while the backend lives.

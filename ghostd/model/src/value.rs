@@ -153,8 +153,22 @@ pub enum Value {
 
 /// A path below the cgroup v2 mount: absolute, without `.` or `..`, at most 4096 bytes, not
 /// ending in white space, which is not kept where a person may type it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct CgroupPath(String);
+
+impl TryFrom<String> for CgroupPath {
+    type Error = ValueError;
+    fn try_from(text: String) -> Result<Self, ValueError> {
+        text.parse()
+    }
+}
+
+impl From<CgroupPath> for String {
+    fn from(path: CgroupPath) -> String {
+        path.0
+    }
+}
 
 impl CgroupPath {
     /// `/system.slice/trainer.service`

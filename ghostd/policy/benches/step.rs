@@ -44,6 +44,7 @@ fn sample() -> Sample {
         paused: false,
     };
     let gpus = (0..GPUS).map(|g| GpuSample {
+        memory: std::collections::BTreeMap::new(),
         gpu: format!("GPU-{g}").parse().expect("a GPU"),
         groups: (0..CONTAINERS)
             .filter(|n| n % GPUS == g)

@@ -97,7 +97,8 @@ prop_compose! {
         gpus in prop::collection::vec(
             (0..2u8, prop::collection::vec(any_group(), 0..8)), 0..3),
     ) -> Sample {
-        let gpu = |(n, groups)| GpuSample { gpu: format!("GPU-{n}").parse().unwrap(), groups };
+        let gpu = |(n, groups)| GpuSample {  memory: std::collections::BTreeMap::new(),
+gpu: format!("GPU-{n}").parse().unwrap(), groups };
         Sample { at: Micros(at), gpus: gpus.into_iter().map(gpu).collect() }
     }
 }

@@ -475,6 +475,7 @@ fn per_gpu_values_hold_on_their_gpu() {
     let other = ghost_model::Sample {
         at: Micros(1),
         gpus: vec![ghost_model::GpuSample {
+            memory: std::collections::BTreeMap::new(),
             gpu: "GPU-other".parse().unwrap(),
             groups: vec![
                 group_sample(1, &name("a"), 1),

@@ -379,6 +379,7 @@ impl World {
                 })
             });
             GpuSample {
+                memory: std::collections::BTreeMap::new(),
                 gpu: device.id.clone(),
                 groups: groups.collect(),
             }

@@ -403,6 +403,7 @@ impl Stock {
                 })
             });
             Some(GpuSample {
+                memory: std::collections::BTreeMap::new(),
                 gpu: board.info.id.clone(),
                 groups: groups.collect(),
             })

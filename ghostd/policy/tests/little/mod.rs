@@ -119,6 +119,7 @@ impl Little {
         Sample {
             at: Micros(self.at),
             gpus: vec![GpuSample {
+                memory: std::collections::BTreeMap::new(),
                 gpu: gpu(),
                 groups: groups.collect(),
             }],

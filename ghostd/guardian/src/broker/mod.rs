@@ -1,0 +1,2 @@
+//! The broker: answers the ioctls by which tenants take GPU memory, so that a container's limit
+//! holds at the allocation.
