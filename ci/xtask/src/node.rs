@@ -203,13 +203,19 @@ impl Node {
         Load::start(self.load_command(container, name, args)?, self.out(), name)
     }
 
-    /// The command of [`Node::load`].
-    pub fn load_command(&self, container: &str, name: &str, args: &[&str]) -> Result<Command> {
+    /// `ghostctl run CONTAINER --`; the program is to follow.
+    pub fn run(&self, container: &str) -> Result<Command> {
         let mut command = Command::new(beside("ghostctl")?);
         command
             .arg("--socket")
             .arg(self.client.socket())
             .args(["run", container, "--"]);
+        Ok(command)
+    }
+
+    /// The command of [`Node::load`].
+    pub fn load_command(&self, container: &str, name: &str, args: &[&str]) -> Result<Command> {
+        let mut command = self.run(container)?;
         command
             .arg(beside(load_program(self.kind))?)
             .arg(name)

@@ -4,6 +4,7 @@
 mod faults;
 mod latency;
 mod limits;
+mod memory;
 mod peers;
 mod scale;
 mod shares;
@@ -35,6 +36,7 @@ const PARTS: &[Part] = &[
     ("shares", shares::run),
     ("latency", latency::run),
     ("limits", limits::run),
+    ("memory", memory::run),
     ("faults", faults::run),
     ("scale", scale::run),
 ];
