@@ -81,6 +81,10 @@ impl BootId {
         Self::parse(text.trim()).ok_or(LedgerError::BootId)
     }
 
+    pub(crate) fn bytes(self) -> [u8; 16] {
+        self.0
+    }
+
     fn parse(text: &str) -> Option<Self> {
         let digits: String = text.chars().filter(|&c| c != '-').collect();
         let number = u128::from_str_radix(&digits, 16).ok()?;
@@ -130,11 +134,24 @@ impl FileStore {
     ///
     /// [`LedgerError::InUse`], [`LedgerError::Io`].
     pub fn open(dir: &Path) -> Result<Self, LedgerError> {
-        let lock = dir.join("lock");
+        Self::open_as(dir, "lock", "ledger")
+    }
+
+    /// Opens or makes the broker's journal in `dir`, which must exist.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::InUse`], [`LedgerError::Io`].
+    pub fn open_journal(dir: &Path) -> Result<Self, LedgerError> {
+        Self::open_as(dir, "journal.lock", "journal")
+    }
+
+    fn open_as(dir: &Path, lock: &str, name: &str) -> Result<Self, LedgerError> {
+        let lock = dir.join(lock);
         let file = Self::open_file(&lock, "lock")?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|_| LedgerError::InUse { path: lock })?;
-        let path = dir.join("ledger");
+        let path = dir.join(name);
         let file = Self::open_file(&path, "open")?;
         Ok(Self {
             path,

@@ -1,0 +1,487 @@
+//! Changing the books. Nothing here refuses or fails: what makes no sense, as an op after a damaged
+//! piece of the journal may, changes nothing. Bounds are looser than those of the decisions, which
+//! come first.
+
+use std::collections::BTreeMap;
+
+use ghost_model::{Name, ProcId};
+use ghost_rm::{Client, Object};
+
+use super::tree::Protection;
+use super::{
+    Books, Card, CardInfo, MAX_BYTES, MAX_CALLS, MAX_CLIENTS, MAX_NAMES, Memory, MemoryId, Op,
+    Owned, Process, Ticket,
+};
+
+impl Books {
+    /// Makes one change.
+    pub fn apply(&mut self, op: &Op) {
+        self.version = self.version.saturating_add(1);
+        match op {
+            Op::Open {
+                client,
+                owner,
+                container,
+            } => self.open(*client, *owner, container),
+            Op::Charge {
+                ticket,
+                id,
+                card,
+                bytes,
+            } => {
+                if let Some(container) = self.clients.get(&id.0).map(|client| client.container) {
+                    self.add(*ticket, *id, container, (*card, *bytes), true);
+                }
+            }
+            Op::Refuse { client, card, max } => self.refuse(*client, *card, max.as_ref()),
+            Op::Settle { ticket, id, bytes } => self.settle(*ticket, *id, *bytes),
+            Op::Cancel { ticket, failed } => self.cancel(*ticket, *failed),
+            Op::Share { of, id } => self.share(*of, *id),
+            Op::Free { id } => self.free(*id),
+            Op::Close { client } => self.close(*client),
+            Op::Residual {
+                owner,
+                card,
+                bytes,
+                container,
+            } => self.residual(*owner, *card, *bytes, container.as_ref()),
+            Op::Gone { owner } => self.gone(*owner),
+            Op::Limits { wanted } => {
+                for name in wanted.0.keys() {
+                    self.tree.ensure(name);
+                }
+                self.wanted = wanted.clone();
+                self.tree.limit(&self.wanted, &self.cards);
+                let numbers: Vec<u32> = self.tree.nodes.keys().copied().collect();
+                for number in numbers {
+                    self.tree.forget(number, &self.wanted);
+                }
+            }
+            Op::Cards { cards } => {
+                let bounded = |info: &CardInfo| {
+                    let mut info = info.clone();
+                    info.total.0 = info.total.0.min(MAX_BYTES);
+                    (info.card, info)
+                };
+                self.cards = cards.iter().map(bounded).collect();
+                self.tree.limit(&self.wanted, &self.cards);
+            }
+            Op::Begin { session, tid, call } => {
+                let key = (session.clone(), *tid);
+                if self.calls.len() < MAX_CALLS || self.calls.contains_key(&key) {
+                    self.calls.insert(key, *call);
+                }
+            }
+            Op::End { session, tid } => _ = self.calls.remove(&(session.clone(), *tid)),
+            Op::Container { number, name } => self.tree.restore(*number, name),
+            Op::Memory {
+                ticket,
+                id,
+                container,
+                card,
+                bytes,
+                pending,
+            } => self.add(*ticket, *id, *container, (*card, *bytes), *pending),
+            Op::Process {
+                owner,
+                container,
+                changed,
+            } => {
+                self.rebase(*owner, *container);
+                if let Some(process) = self.processes.get_mut(owner) {
+                    process.changed = *changed;
+                }
+            }
+            Op::Counted {
+                container,
+                card,
+                peak,
+                events,
+                events_local,
+            } => {
+                if let Some(node) = self.tree.nodes.get_mut(container) {
+                    let line = node.lines.entry(*card).or_default();
+                    line.peak = (*peak).max(line.current - line.pending);
+                    line.events = *events;
+                    line.events_local = *events_local;
+                }
+            }
+            Op::Stamp {
+                version,
+                ticket,
+                container,
+            } => {
+                self.version = *version;
+                self.next_ticket = self.next_ticket.max(ticket.0);
+                self.tree.next = self.tree.next.max(*container);
+            }
+        }
+    }
+
+    fn open(&mut self, client: Client, owner: ProcId, container: &Name) {
+        if self.clients.contains_key(&client) || self.clients.len() >= MAX_CLIENTS {
+            return;
+        }
+        let container = self.tree.ensure(container);
+        if self.process(owner, container).clients == 0 {
+            self.rebase(owner, container);
+        }
+        if let Some(process) = self.processes.get_mut(&owner) {
+            process.clients += 1;
+        }
+        self.changed(owner);
+        self.clients.insert(client, Owned { owner, container });
+        if let Some(node) = self.tree.nodes.get_mut(&container) {
+            node.clients += 1;
+            node.uses += 1;
+        }
+    }
+
+    /// The process, made if it is not there.
+    fn process(&mut self, owner: ProcId, container: u32) -> &Process {
+        let tree = &mut self.tree;
+        self.processes.entry(owner).or_insert_with(|| {
+            if let Some(node) = tree.nodes.get_mut(&container) {
+                node.uses += 1;
+            }
+            Process {
+                container,
+                clients: 0,
+                changed: 0,
+                held: BTreeMap::new(),
+                residual: BTreeMap::new(),
+            }
+        })
+    }
+
+    fn changed(&mut self, owner: ProcId) {
+        if let Some(process) = self.processes.get_mut(&owner) {
+            process.changed = self.version;
+        }
+    }
+
+    /// Adds a memory with its first name, pending or not.
+    fn add(
+        &mut self,
+        ticket: Ticket,
+        id: MemoryId,
+        container: u32,
+        (card, bytes): (Card, u64),
+        pending: bool,
+    ) {
+        let Some(client) = self.clients.get(&id.0).copied() else {
+            return;
+        };
+        if self.memories.contains_key(&ticket)
+            || !self.tree.nodes.contains_key(&container)
+            || self.names.len() + self.pending.len() >= 2 * MAX_NAMES
+        {
+            return;
+        }
+        if pending {
+            self.pending.insert(ticket);
+        } else {
+            self.free(id);
+            self.names.insert(id, ticket);
+        }
+        let bytes = bytes.min(MAX_BYTES);
+        self.next_ticket = self.next_ticket.max(ticket.0.saturating_add(1));
+        self.tree.charge(container, card, bytes, pending);
+        self.hold(client.owner, card, bytes);
+        self.name_count(client.container, 1);
+        if let Some(node) = self.tree.nodes.get_mut(&container) {
+            node.uses += 1;
+        }
+        let memory = Memory {
+            container,
+            card,
+            bytes,
+            asked: pending.then_some(id),
+            holders: vec![(client.owner, 1)],
+        };
+        self.memories.insert(ticket, memory);
+    }
+
+    fn refuse(&mut self, client: Client, card: Card, max: Option<&Name>) {
+        let Some(asker) = self.clients.get(&client).map(|client| client.container) else {
+            return;
+        };
+        if let Some(number) = max.and_then(|name| self.tree.number(name)) {
+            self.tree.count(number, card, |events| {
+                events.max = events.max.saturating_add(1)
+            });
+        }
+        self.tree.count(asker, card, |events| {
+            events.fail = events.fail.saturating_add(1)
+        });
+    }
+
+    fn settle(&mut self, ticket: Ticket, id: MemoryId, bytes: u64) {
+        let Some(memory) = self.memories.get(&ticket) else {
+            return;
+        };
+        let Some(asked) = memory.asked else {
+            return;
+        };
+        if asked.0 != id.0 {
+            return self.cancel(ticket, false);
+        }
+        // The driver gave the name, so what had it before is gone.
+        self.free(id);
+        let bytes = bytes.min(MAX_BYTES);
+        let Some(memory) = self.memories.get_mut(&ticket) else {
+            return;
+        };
+        let (container, card, before) = (memory.container, memory.card, memory.bytes);
+        memory.asked = None;
+        memory.bytes = bytes;
+        let owner = memory.holders.first().map(|(owner, _)| *owner);
+        self.pending.remove(&ticket);
+        self.names.insert(id, ticket);
+        self.tree.uncharge(container, card, before, true);
+        self.tree.charge(container, card, bytes, false);
+        if let Some(owner) = owner {
+            self.unhold(owner, card, before);
+            self.hold(owner, card, bytes);
+        }
+        self.grew(container, card);
+    }
+
+    fn cancel(&mut self, ticket: Ticket, failed: bool) {
+        if !self.pending.remove(&ticket) {
+            return;
+        }
+        let Some(memory) = self.memories.remove(&ticket) else {
+            return;
+        };
+        if failed {
+            let (container, card) = (memory.container, memory.card);
+            self.tree.count(container, card, |events| {
+                events.fail = events.fail.saturating_add(1)
+            });
+        }
+        for (owner, _) in &memory.holders {
+            self.unhold(*owner, memory.card, memory.bytes);
+        }
+        let asked = memory.asked.and_then(|id| self.clients.get(&id.0));
+        if let Some(container) = asked.map(|client| client.container) {
+            self.name_count(container, -1);
+        }
+        self.drop_memory(&memory);
+    }
+
+    fn share(&mut self, of: MemoryId, id: MemoryId) {
+        let Some(client) = self.clients.get(&id.0).copied() else {
+            return;
+        };
+        if of == id || !self.names.contains_key(&of) || self.names.len() >= 2 * MAX_NAMES {
+            return;
+        }
+        self.free(id);
+        let Some(&ticket) = self.names.get(&of) else {
+            return;
+        };
+        let Some(memory) = self.memories.get_mut(&ticket) else {
+            return;
+        };
+        let (card, bytes) = (memory.card, memory.bytes);
+        let holders = &mut memory.holders;
+        match holders.iter_mut().find(|(owner, _)| *owner == client.owner) {
+            Some((_, names)) => *names += 1,
+            None => {
+                holders.push((client.owner, 1));
+                holders.sort_unstable();
+                self.hold(client.owner, card, bytes);
+            }
+        }
+        self.names.insert(id, ticket);
+        self.name_count(client.container, 1);
+        self.changed(client.owner);
+    }
+
+    fn free(&mut self, id: MemoryId) {
+        let Some(ticket) = self.names.remove(&id) else {
+            return;
+        };
+        let Some(client) = self.clients.get(&id.0).copied() else {
+            return;
+        };
+        self.name_count(client.container, -1);
+        self.changed(client.owner);
+        let Some(memory) = self.memories.get_mut(&ticket) else {
+            return;
+        };
+        let (card, bytes) = (memory.card, memory.bytes);
+        let holder = memory.holders.iter().position(|h| h.0 == client.owner);
+        let Some(names) = holder.and_then(|at| memory.holders.get_mut(at)) else {
+            return;
+        };
+        names.1 -= 1;
+        if names.1 > 0 {
+            return;
+        }
+        memory.holders.retain(|(_, names)| *names > 0);
+        let is_last = memory.holders.is_empty();
+        self.unhold(client.owner, card, bytes);
+        if is_last && let Some(memory) = self.memories.remove(&ticket) {
+            self.drop_memory(&memory);
+        }
+    }
+
+    /// Takes back the charge of a memory that was removed.
+    fn drop_memory(&mut self, memory: &Memory) {
+        let pending = memory.asked.is_some();
+        let (container, card) = (memory.container, memory.card);
+        self.tree.uncharge(container, card, memory.bytes, pending);
+        self.release(container);
+    }
+
+    fn close(&mut self, client: Client) {
+        let Some(Owned { owner, container }) = self.clients.get(&client).copied() else {
+            return;
+        };
+        let all = (client, Object(0))..=(client, Object(u32::MAX));
+        let names: Vec<MemoryId> = self.names.range(all).map(|(id, _)| *id).collect();
+        for id in names {
+            self.free(id);
+        }
+        let pending: Vec<Ticket> = self
+            .pending_names()
+            .filter(|p| p.1.0 == client)
+            .map(|p| p.0)
+            .collect();
+        for ticket in pending {
+            self.cancel(ticket, false);
+        }
+        self.clients.remove(&client);
+        if let Some(node) = self.tree.nodes.get_mut(&container) {
+            node.clients -= 1;
+        }
+        self.release(container);
+        if let Some(process) = self.processes.get_mut(&owner) {
+            process.clients -= 1;
+            if process.clients == 0 {
+                self.gone(owner);
+            }
+        }
+    }
+
+    fn residual(&mut self, owner: ProcId, card: Card, bytes: u64, container: Option<&Name>) {
+        let bytes = bytes.min(MAX_BYTES);
+        match (self.processes.get(&owner), container) {
+            (None, None) => return,
+            (None, Some(_)) if bytes == 0 || self.processes.len() >= 2 * MAX_CLIENTS => return,
+            (None, Some(name)) => {
+                let container = self.tree.ensure(name);
+                self.process(owner, container);
+            }
+            (Some(process), Some(name)) if process.clients == 0 => {
+                let container = self.tree.ensure(name);
+                self.rebase(owner, container);
+            }
+            _ => {}
+        }
+        let Some(process) = self.processes.get_mut(&owner) else {
+            return;
+        };
+        let container = process.container;
+        let before = match bytes {
+            0 => process.residual.remove(&card),
+            _ => process.residual.insert(card, bytes),
+        };
+        let before = before.unwrap_or_default();
+        self.tree.uncharge(container, card, before, false);
+        self.tree.charge(container, card, bytes, false);
+        if bytes > before {
+            self.grew(container, card);
+        }
+        self.drop_process(owner);
+    }
+
+    fn gone(&mut self, owner: ProcId) {
+        let Some(process) = self.processes.get_mut(&owner) else {
+            return;
+        };
+        let container = process.container;
+        for (card, bytes) in std::mem::take(&mut process.residual) {
+            self.tree.uncharge(container, card, bytes, false);
+        }
+        self.drop_process(owner);
+    }
+
+    fn drop_process(&mut self, owner: ProcId) {
+        let Some(process) = self.processes.get(&owner) else {
+            return;
+        };
+        if process.clients == 0 && process.residual.is_empty() {
+            let container = process.container;
+            self.processes.remove(&owner);
+            self.release(container);
+        }
+    }
+
+    /// Moves a process's residual.
+    fn rebase(&mut self, owner: ProcId, container: u32) {
+        let Some(process) = self.processes.get_mut(&owner) else {
+            return;
+        };
+        let Some(node) = self.tree.nodes.get_mut(&container) else {
+            return;
+        };
+        let before = std::mem::replace(&mut process.container, container);
+        node.uses += 1;
+        let residual = process.residual.clone();
+        for (card, bytes) in residual.into_iter().filter(|_| before != container) {
+            self.tree.uncharge(before, card, bytes, false);
+            self.tree.charge(container, card, bytes, false);
+            self.grew(container, card);
+        }
+        self.release(before);
+    }
+
+    /// Settled use grew: peaks, `high`, and `low` of those whose protected memory it took.
+    fn grew(&mut self, container: u32, card: Card) {
+        self.tree.grew(container, card);
+        let (needed, who) = self.tree.lacking(container, card, Protection::Low);
+        if needed > self.physically_free(card) {
+            for (number, _) in who {
+                self.tree.count(number, card, |events| {
+                    events.low = events.low.saturating_add(1)
+                });
+            }
+        }
+    }
+
+    /// One reference to the container is gone.
+    fn release(&mut self, container: u32) {
+        if let Some(node) = self.tree.nodes.get_mut(&container) {
+            node.uses -= 1;
+        }
+        self.tree.forget(container, &self.wanted);
+    }
+
+    fn name_count(&mut self, container: u32, change: i32) {
+        if let Some(node) = self.tree.nodes.get_mut(&container) {
+            node.names = node.names.saturating_add_signed(change);
+        }
+    }
+
+    fn hold(&mut self, owner: ProcId, card: Card, bytes: u64) {
+        if let Some(process) = self.processes.get_mut(&owner) {
+            *process.held.entry(card).or_default() += bytes;
+        }
+        self.changed(owner);
+    }
+
+    fn unhold(&mut self, owner: ProcId, card: Card, bytes: u64) {
+        if let Some(process) = self.processes.get_mut(&owner)
+            && let Some(held) = process.held.get_mut(&card)
+        {
+            *held -= bytes;
+            if *held == 0 {
+                process.held.remove(&card);
+            }
+        }
+        self.changed(owner);
+    }
+}
