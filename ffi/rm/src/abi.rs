@@ -177,6 +177,7 @@ macro_rules! command {
 }
 
 pub mod discover;
+pub mod memory;
 pub mod meter;
 
 command!(

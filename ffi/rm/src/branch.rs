@@ -39,42 +39,50 @@ pub struct Branch {
     pub disable_params: usize,
     /// Channels that one disable or enable call takes.
     pub channels_per_call: usize,
+    /// Size in bytes of the parameters of a memory allocation.
+    pub memory_params: usize,
+    /// Size in bytes of the parameters of the query for memory sizes.
+    pub memory_info: usize,
     /// Where the row comes from.
     pub evidence: Evidence,
 }
 
-const fn same(major: u32, evidence: Evidence) -> Branch {
+const fn row(major: u32, memory_params: usize, memory_infos: usize, evidence: Evidence) -> Branch {
     Branch {
         major,
         alloc: AllocForm::WithRights,
         disable_params: 536,
         channels_per_call: CHANNELS_PER_CALL,
+        memory_params,
+        memory_info: 4 + 8 * memory_infos,
         evidence,
     }
 }
 
 /// The branches that Ghost speaks to. In all of them the argument structs, the
-/// channel group controls 0x103–0x107, the device and subdevice parameters and
-/// the disable and channel state parameters are the same; older ones (525 and before) have a
-/// 40-byte alloc without a parameter size.
+/// channel group controls 0x103–0x107, the device and subdevice parameters,
+/// the disable and channel state parameters, the heap control and the lists of processes are the
+/// same; older ones (525 and before) have a 40-byte alloc without a parameter size.
 pub const BRANCHES: &[Branch] = &[
-    same(535, Evidence::Headers),
-    same(545, Evidence::Headers),
-    same(550, Evidence::Headers),
-    same(555, Evidence::Headers),
-    same(560, Evidence::Headers),
-    same(565, Evidence::Headers),
-    same(570, Evidence::Headers),
-    same(575, Evidence::Headers),
-    same(580, Evidence::Measured),
-    same(590, Evidence::Headers),
-    same(595, Evidence::Headers),
+    row(535, 120, 54, Evidence::Headers),
+    row(545, 128, 55, Evidence::Headers),
+    row(550, 128, 55, Evidence::Headers),
+    row(555, 128, 55, Evidence::Headers),
+    row(560, 128, 57, Evidence::Headers),
+    row(565, 128, 57, Evidence::Headers),
+    row(570, 128, 57, Evidence::Headers),
+    row(575, 128, 57, Evidence::Headers),
+    row(580, 128, 128, Evidence::Measured),
+    row(590, 128, 128, Evidence::Headers),
+    row(595, 128, 128, Evidence::Headers),
 ];
 
 const _: () = {
     let mut i = 0;
     while i < BRANCHES.len() {
         assert!(BRANCHES[i].disable_params == size_of::<crate::abi::DisableChannels>());
+        assert!(BRANCHES[i].memory_params <= size_of::<crate::abi::memory::MemoryParams>());
+        assert!(BRANCHES[i].memory_info <= size_of::<crate::abi::memory::MemoryInfo>());
         assert!(i == 0 || BRANCHES[i - 1].major < BRANCHES[i].major);
         i += 1;
     }

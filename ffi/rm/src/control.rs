@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::abi::memory::Dup;
 use crate::abi::{
     self, Alloc, AllocShort, CHANNELS_PER_CALL, Channel, Client, Command, ControlArgs,
     DisableChannels, Free, Object, Plain, Preempt, Timeslice, TsgInfo,
@@ -270,6 +271,35 @@ impl<'fd> Control<'fd> {
         // pointer.
         let called = unsafe { self.ioctl(abi::ESC_RM_FREE, &mut args) };
         check("free", client, object, called, args.status)
+    }
+
+    /// Gives `object` of `from` another handle, in `client` below `parent`; `new` 0 lets the RM
+    /// pick it. The object lives until its last handle is gone.
+    ///
+    /// # Errors
+    ///
+    /// [`RmError::Refused`] with [`Status::INSUFFICIENT_PERMISSIONS`] if `from` does not share it,
+    /// [`Status::OBJECT_NOT_FOUND`] if it is not there.
+    pub fn dup(
+        &self,
+        client: Client,
+        parent: Object,
+        new: Object,
+        from: Client,
+        object: Object,
+    ) -> Result<Object, RmError> {
+        let mut args = Dup {
+            client: client.0,
+            parent: parent.0,
+            object: new.0,
+            from_client: from.0,
+            from_object: object.0,
+            ..Dup::default()
+        };
+        // SAFETY: `args` is the 28-byte argument of this ioctl and holds no pointer.
+        let called = unsafe { self.ioctl(abi::memory::ESC_RM_DUP_OBJECT, &mut args) };
+        check("duplicate", from, object, called, args.status)?;
+        Ok(Object(args.object))
     }
 
     /// # Safety

@@ -7,10 +7,11 @@ use crate::abi::discover::{
     self as abi, AccessRights, AttachedIds, ChannelGroupIds, ClientDatabase, GpuId, GpuUuid,
     HandleInfo, IdInfo, Pids,
 };
-use crate::abi::{CLASS_CLIENT, DeviceParams};
+use crate::abi::memory::{FIND_SUBDEVICE, FindSubdevice};
+use crate::abi::{CLASS_CLIENT, CLASS_SUBDEVICE, DeviceParams};
 use crate::control::{Control, RmError};
 use crate::session::Session;
-use crate::{Client, Object};
+use crate::{Client, Object, Status};
 
 /// A GPU that the driver has started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,12 +102,25 @@ impl Session {
     /// Whether there is such a client, on whichever file.
     #[must_use]
     pub fn client_exists(&self, client: Client) -> bool {
+        self.exists(client, client.as_object()).unwrap_or(false)
+    }
+
+    /// Whether `client`, on whichever file, has `object`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Control::control`], if the driver does not say: then nothing is known.
+    pub fn exists(&self, client: Client, object: Object) -> Result<bool, RmError> {
         let mut params = AccessRights {
-            object: client.0,
+            object: object.0,
             client: client.0,
             mask: 0,
         };
-        self.ask(abi::ACCESS_RIGHTS, &mut params).is_ok()
+        match self.ask(abi::ACCESS_RIGHTS, &mut params) {
+            Ok(()) => Ok(true),
+            Err(error) if error.status().is_some_and(Status::is_gone) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The handle of a client made now: those made before are below, until
@@ -216,6 +230,25 @@ impl Control<'_> {
         let mut params = GpuId::default();
         self.control(client, subdevice, abi::GPU_ID, &mut params)?;
         Ok(params.gpu_id)
+    }
+
+    /// The driver's id of the GPU that memory below `parent` is on: a device, or a subdevice of
+    /// one. `None` if the client has no subdevice of that device, through which the driver is
+    /// asked.
+    ///
+    /// # Errors
+    ///
+    /// As [`Control::class_of`].
+    pub fn gpu_of_parent(&self, client: Client, parent: Object) -> Result<Option<u32>, RmError> {
+        if self.class_of(client, parent)? == CLASS_SUBDEVICE {
+            return self.gpu_of(client, parent).map(Some);
+        }
+        let mut params = FindSubdevice::default();
+        match self.control(client, parent, FIND_SUBDEVICE, &mut params) {
+            Ok(()) => self.gpu_of(client, Object(params.subdevice)).map(Some),
+            Err(error) if error.status() == Some(Status::OBJECT_NOT_FOUND) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn handle_info(&self, client: Client, object: Object, index: u32) -> Result<u32, RmError> {

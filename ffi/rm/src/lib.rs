@@ -5,7 +5,8 @@
 //! *clients* (one or more per open `/dev/nvidiactl`) and, below each client, a
 //! tree of *objects*: devices, subdevices, channel groups, channels. This crate
 //! knows the numbers and layouts ([`abi`]), the answers ([`status`]), what each
-//! driver branch accepts ([`branch`]), how to speak on a descriptor that
+//! driver branch accepts ([`branch`]), what a tenant asks of the driver
+//! ([`tenant`]) and which answers are its container's ([`card`]), how to speak on a descriptor that
 //! belongs to anyone ([`Control`]), and how to hold a client of one's own
 //! ([`Session`]).
 //!
@@ -16,11 +17,14 @@
 
 pub mod abi;
 pub mod branch;
+mod bytes;
+pub mod card;
 mod control;
 mod discover;
 mod meter;
 mod session;
 pub mod status;
+pub mod tenant;
 
 pub use abi::{Channel, Client, Gpu, Object};
 pub use branch::{AllocForm, Branch, BranchError, DriverVersion};
