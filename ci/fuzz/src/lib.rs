@@ -7,12 +7,14 @@
 
 mod guardian;
 mod host;
+mod rm;
 mod settings;
 mod sim;
 mod store;
 
 pub use guardian::{guardian_frame, guardian_ledger};
 pub use host::{cgroup_files, driver_version, proc_stat};
+pub use rm::{card_answer, tenant_call};
 pub use settings::{assignments, container_file, spec, value};
 pub use sim::sim_wire;
 pub use store::store_log;
@@ -23,6 +25,7 @@ pub type Target = fn(&[u8]);
 /// Every target by name, which is also the name of its directory below `corpus/`.
 pub const TARGETS: &[(&str, Target)] = &[
     ("assignments", assignments),
+    ("card_answer", card_answer),
     ("cgroup_files", cgroup_files),
     ("container_file", container_file),
     ("driver_version", driver_version),
@@ -32,5 +35,6 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("sim_wire", sim_wire),
     ("spec", spec),
     ("store_log", store_log),
+    ("tenant_call", tenant_call),
     ("value", value),
 ];

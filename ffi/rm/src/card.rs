@@ -254,3 +254,192 @@ fn pids(params: &mut [u8], card: &Card) {
 /// The status for a query that cannot be answered as the container's: the driver says so of
 /// parameters that it does not know.
 pub const REFUSED: Status = Status::INVALID_PARAM_STRUCT;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::branch::BRANCHES;
+    use proptest::prelude::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn card() -> Card {
+        let pid = |host, seen| Pid { host, seen };
+        Card {
+            total: 24 * GIB,
+            free: 10 * GIB,
+            pids: vec![pid(1000, 1), pid(1007, 8)],
+        }
+    }
+
+    fn infos(first: usize, infos: &[(u32, u32)]) -> Vec<u8> {
+        let mut params = vec![0; first];
+        put_word(&mut params, 0, infos.len() as u32);
+        for (index, data) in infos {
+            params.extend(index.to_ne_bytes());
+            params.extend(data.to_ne_bytes());
+        }
+        params
+    }
+
+    #[test]
+    fn sizes_that_a_branch_does_not_have_are_not_guessed() {
+        for branch in BRANCHES {
+            for (number, kind) in QUERIES {
+                let taken = (0..20_000).filter(|&size| {
+                    let found = query(branch, *number, size);
+                    assert_ne!(found, Lookup::NotOurs);
+                    found == Lookup::Ours(*kind)
+                });
+                assert_eq!(taken.count(), 1, "{} {number:#x}", branch.major);
+            }
+            assert_eq!(query(branch, 0x2080_1302, 1028), Lookup::NotOurs);
+        }
+        let at = |major: u32| BRANCHES.iter().find(|b| b.major == major).unwrap();
+        let of = |major| query(at(major), MEMORY_INFO, 1028);
+        assert_eq!(of(580), Lookup::Ours(Query::MemoryInfo));
+        assert_eq!(of(570), Lookup::UnknownSize { wanted: 460 });
+        assert_eq!(of(535), Lookup::UnknownSize { wanted: 436 });
+    }
+
+    #[test]
+    fn total_and_free_are_the_containers_in_both_forms_and_the_rest_is_the_drivers() {
+        // As NVML asks, and more (H200).
+        let real = [
+            (0x16, 140_000_000),
+            (8, 0x8C6_6C00),
+            (9, 0x8BC_CFC0),
+            (7, 0x8C6_6C00),
+            (0x20, 0x8C6_6C00),
+            (0x12, 139_000_000),
+            (5, 0x1000_0000),
+            (0x1D, 123),
+        ];
+        let (total, free) = (24 << 20, 10 << 20);
+        let own = [
+            (0x16, free),
+            (8, total),
+            (9, total),
+            (7, total),
+            (0x20, total),
+            (0x12, free),
+            (5, 0x1000_0000),
+            (0x1D, 123),
+        ];
+        for (kind, first) in [(Query::MemoryInfo, 4), (Query::MemoryInfoList, 16)] {
+            let mut params = infos(first, &real);
+            rewrite(kind, &[], &mut params, &card());
+            assert_eq!(params, infos(first, &own));
+            let wide = Card {
+                total: u64::MAX,
+                free: u64::MAX,
+                pids: Vec::new(),
+            };
+            let mut params = infos(first, &real);
+            rewrite(kind, &[], &mut params, &wide);
+            assert_eq!(params, infos(first, &real), "never more than there is");
+            // What is behind the count was not asked for.
+            let mut params = infos(first, &real);
+            put_word(&mut params, 0, 1);
+            rewrite(kind, &[], &mut params, &card());
+            assert_eq!(params[first + 8..], infos(first, &real)[first + 8..]);
+        }
+        let params = infos(16, &real);
+        assert_eq!(Query::MemoryInfo.list(&params), None);
+        let list = Query::MemoryInfoList.list(&params[..16]);
+        assert_eq!(list, Some(List { at: 0, size: 64 }));
+        let list = Query::MemoryInfoList.list(&[0xff; 16]).unwrap();
+        assert_eq!(list.size, 1024);
+        assert_eq!(Query::MemoryInfoList.list(&[0; 8]), None);
+    }
+
+    #[test]
+    fn only_the_containers_processes_are_listed_by_the_pids_it_knows() {
+        let mut params = vec![0; 12 + 950 * 4];
+        let fill = |params: &mut [u8], pids: &[u32]| {
+            put_word(params, 8, pids.len() as u32);
+            for (i, pid) in pids.iter().enumerate() {
+                put_word(params, 12 + 4 * i, *pid);
+            }
+        };
+        put_word(&mut params, 4, 0xCBC0);
+        let mut wanted = params.clone();
+        fill(&mut params, &[5, 1007, 8, 1000, 1]);
+        fill(&mut wanted, &[8, 1]);
+        rewrite(Query::Pids, &[], &mut params, &card());
+        assert_eq!(params, wanted, "of the others, nothing is left behind");
+
+        let entry = |pid: u32, held: u64| {
+            let mut bytes = [0; 72];
+            put_word(&mut bytes, 0, pid);
+            put_long(&mut bytes, 24, held);
+            bytes
+        };
+        let list = |entries: &[[u8; 72]]| {
+            let mut params = vec![0; 14408];
+            put_word(&mut params, 0, entries.len() as u32);
+            params[8..8 + 72 * entries.len()].copy_from_slice(&entries.concat());
+            params
+        };
+        let asked = list(&[entry(8, 0), entry(1000, 0), entry(1, 0)]);
+        let mut params = asked.clone();
+        prepare(Query::PidInfo, &mut params, &card());
+        let sent = [entry(1007, 0), entry(u32::MAX, 0), entry(1000, 0)];
+        assert_eq!(params, list(&sent));
+        let mut params = list(&[entry(1007, 70), entry(u32::MAX, 0), entry(1000, 80)]);
+        rewrite(Query::PidInfo, &asked, &mut params, &card());
+        let told = [entry(8, 70), entry(1000, 0), entry(1, 80)];
+        assert_eq!(params, list(&told));
+    }
+
+    #[test]
+    fn the_older_calls_tell_the_same() {
+        use crate::abi::iowr;
+        use crate::tenant::parse;
+        let cmd = iowr(memory::ESC_RM_VID_HEAP_CONTROL, size_of::<Heap>()) as u32;
+        let mut heap = vec![0; size_of::<Heap>()];
+        put_word(&mut heap, offset_of!(Heap, function), memory::HEAP_INFO);
+        for offset in [24, 32, 56] {
+            put_long(&mut heap, offset, 140 * GIB);
+        }
+        let call = parse(cmd, &heap).unwrap();
+        rewrite_argument(&call, &mut heap, &card());
+        let told = [24, 32, 56].map(|offset| long(&heap, offset).unwrap() / GIB);
+        assert_eq!(told, [24, 10, 10]);
+
+        let cmd = iowr(memory::ESC_RM_ALLOC_MEMORY, size_of::<OldAlloc>()) as u32;
+        let mut old = vec![0; size_of::<OldAlloc>()];
+        put_word(&mut old, offset_of!(OldAlloc, class), CLASS_DEVICE_MEMORY);
+        put_long(&mut old, offset_of!(OldAlloc, limit), 140 * GIB - 1);
+        let call = parse(cmd, &old).unwrap();
+        rewrite_argument(&call, &mut old, &card());
+        let limit = long(&old, offset_of!(OldAlloc, limit));
+        assert_eq!(limit, Some(24 * GIB - 1));
+    }
+
+    proptest! {
+        #[test]
+        fn no_answer_is_too_odd(
+            mut params in proptest::collection::vec(any::<u8>(), 0..300),
+            asked in proptest::collection::vec(any::<u8>(), 0..300),
+            count in 0u32..40,
+            total: u64,
+            free: u64,
+        ) {
+            let card = Card { total, free, ..card() };
+            for counted in [false, true] {
+                if counted {
+                    put_word(&mut params, 0, count);
+                    put_word(&mut params, 8, count);
+                }
+                for (_, kind) in QUERIES {
+                    let length = params.len();
+                    let _ = kind.list(&params);
+                    prepare(*kind, &mut params, &card);
+                    rewrite(*kind, &asked, &mut params, &card);
+                    prop_assert_eq!(params.len(), length);
+                }
+            }
+        }
+    }
+}

@@ -35,11 +35,12 @@ pub fn perform(
     let call = parse(cmd, argument).map_err(refuse)?;
     let mut copy = argument.to_vec();
     let list = prepare(&call, &mut copy, params)?;
-    ioctl(fd, cmd, &mut copy)?;
-    restore(&call, argument, &mut copy);
+    let done = ioctl(fd, cmd, &mut copy);
     if let Some((params, own)) = list {
         put_long(params, offset_of!(MemoryInfoList, entries), own);
     }
+    done?;
+    restore(&call, argument, &mut copy);
     argument.copy_from_slice(&copy);
     status_of(cmd, argument).ok_or_else(|| refuse("it has no status"))
 }
