@@ -15,10 +15,10 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 pub(crate) const ARCH_X86_64: u32 = 0xC000_003E;
 /// `AUDIT_ARCH_I386` of linux/audit.h.
 pub(crate) const ARCH_I386: u32 = 0x4000_0003;
-/// ioctl in x86-64's table; kernels before 5.4 took it with x32's bit too.
+/// ioctl in x86-64's table; older kernels take it with x32's bit too.
 pub(crate) const IOCTL_X86_64: u32 = 16;
-/// ioctl in x32's table, counted without the bit below; kernels before 5.7
-/// took it without that bit too.
+/// ioctl in x32's table, counted without the bit below; older kernels take it
+/// without that bit too.
 pub(crate) const IOCTL_X32: u32 = 514;
 /// ioctl in i386's table.
 pub(crate) const IOCTL_I386: u32 = 54;

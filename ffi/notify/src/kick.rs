@@ -34,12 +34,17 @@ fn numbers_in(dir: &str) -> impl Iterator<Item = i32> {
 }
 
 fn waits(tid: i32, numbers: &[u8]) -> bool {
-    let place = fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
-    if !place.contains("seccomp") {
+    if !is_in_seccomp(tid) {
         return false;
     }
     let call = fs::read_to_string(format!("/proc/{tid}/syscall")).unwrap_or_default();
     matches!(ioctl_number(&call), Some(number) if numbers.contains(&number))
+}
+
+/// Whether the kernel's function in which the thread sleeps is seccomp's.
+fn is_in_seccomp(tid: i32) -> bool {
+    let place = fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
+    place.contains("seccomp")
 }
 
 /// The number of the ioctl that `/proc/TID/syscall` tells of.
@@ -62,12 +67,6 @@ fn ioctl_number(call: &str) -> Option<u8> {
 /// nothing but its death ends the wait of a received call. Else errno, as
 /// ESRCH.
 pub fn kick(tid: i32) -> io::Result<()> {
-    if state(tid)? == 'D' {
-        return Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "the thread's seccomp filter lets only a kill end the wait",
-        ));
-    }
     // A tracer is a thread, and lets go of what it traces when it ends.
     std::thread::scope(|scope| scope.spawn(|| interrupt(tid)).join())
         .unwrap_or_else(|_| Err(io::Error::other("the tracing thread panicked")))
@@ -89,6 +88,12 @@ fn interrupt(tid: i32) -> io::Result<()> {
         // SAFETY: the kernel writes one integer, which lives in this frame.
         let got = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | libc::WNOHANG) };
         match got {
+            0 if is_in_seccomp(tid) && state(tid)? == 'D' => {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "the thread's seccomp filter lets only a kill end the wait",
+                ));
+            }
             0 if start.elapsed() < PATIENCE => {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_millis(10));

@@ -107,7 +107,8 @@ impl Thread {
     }
 
     /// Calls `f` with a duplicate of the thread's descriptor `fd`, which is
-    /// closed before this returns. See [`crate::PidFd::with_fd`].
+    /// closed before this returns. See [`crate::PidFd::with_fd`]. It is what a
+    /// waiting call means if that call waits still when `f` begins.
     ///
     /// # Errors
     ///
@@ -199,8 +200,9 @@ impl Memory {
     ///
     /// [`ProcError::System`]: no memory there, or the program is gone.
     pub fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), ProcError> {
+        let (pid, call) = (self.tid, "reading its memory");
         let read = self.file.read_exact_at(into, addr);
-        read.map_err(|e| error(self.tid, "reading its memory", e))
+        read.map_err(|source| ProcError::System { pid, call, source })
     }
 
     /// Writes all of `from` at `addr`, or an error; it may be in part then.
@@ -209,8 +211,9 @@ impl Memory {
     ///
     /// [`ProcError::System`]: no memory there, or the program is gone.
     pub fn write(&self, addr: u64, from: &[u8]) -> Result<(), ProcError> {
+        let (pid, call) = (self.tid, "writing its memory");
         let written = self.file.write_all_at(from, addr);
-        written.map_err(|e| error(self.tid, "writing its memory", e))
+        written.map_err(|source| ProcError::System { pid, call, source })
     }
 }
 
