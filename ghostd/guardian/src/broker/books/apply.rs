@@ -2,15 +2,13 @@
 //! piece of the journal may, changes nothing. Bounds are looser than those of the decisions, which
 //! come first.
 
-use std::collections::BTreeMap;
-
 use ghost_model::{Name, ProcId};
 use ghost_rm::{Client, Object};
 
 use super::tree::Protection;
 use super::{
     Books, Card, CardInfo, MAX_BYTES, MAX_CALLS, MAX_CLIENTS, MAX_NAMES, Memory, MemoryId, Op,
-    Owned, Process, Ticket,
+    Owned, PerCard, Process, Ticket,
 };
 
 impl Books {
@@ -52,10 +50,7 @@ impl Books {
                 }
                 self.wanted = wanted.clone();
                 self.tree.limit(&self.wanted, &self.cards);
-                let numbers: Vec<u32> = self.tree.nodes.keys().copied().collect();
-                for number in numbers {
-                    self.tree.forget(number, &self.wanted);
-                }
+                self.tidy();
             }
             Op::Cards { cards } => {
                 let bounded = |info: &CardInfo| {
@@ -90,6 +85,7 @@ impl Books {
                 self.rebase(*owner, *container);
                 if let Some(process) = self.processes.get_mut(owner) {
                     process.changed = *changed;
+                    self.version = self.version.max(*changed);
                 }
             }
             Op::Counted {
@@ -111,10 +107,20 @@ impl Books {
                 ticket,
                 container,
             } => {
-                self.version = *version;
+                let changed = self.processes.values().map(|process| process.changed);
+                self.version = changed.fold(*version, u64::max);
                 self.next_ticket = self.next_ticket.max(ticket.0);
-                self.tree.next = self.tree.next.max(*container);
+                self.tree.skip_to(*container);
             }
+        }
+    }
+
+    /// Forgets the containers that nothing refers to and nobody wants, as the first ops of a
+    /// snapshot leave them when the others are lost.
+    pub fn tidy(&mut self) {
+        let numbers: Vec<u32> = self.tree.nodes.keys().copied().collect();
+        for number in numbers {
+            self.tree.forget(number, &self.wanted);
         }
     }
 
@@ -148,8 +154,8 @@ impl Books {
                 container,
                 clients: 0,
                 changed: 0,
-                held: BTreeMap::new(),
-                residual: BTreeMap::new(),
+                held: PerCard::default(),
+                residual: PerCard::default(),
             }
         })
     }
@@ -172,7 +178,8 @@ impl Books {
         let Some(client) = self.clients.get(&id.0).copied() else {
             return;
         };
-        if self.memories.contains_key(&ticket)
+        if ticket.0 == u64::MAX
+            || self.memories.contains_key(&ticket)
             || !self.tree.nodes.contains_key(&container)
             || self.names.len() + self.pending.len() >= 2 * MAX_NAMES
         {
@@ -385,11 +392,7 @@ impl Books {
             return;
         };
         let container = process.container;
-        let before = match bytes {
-            0 => process.residual.remove(&card),
-            _ => process.residual.insert(card, bytes),
-        };
-        let before = before.unwrap_or_default();
+        let before = process.residual.set(card, bytes);
         self.tree.uncharge(container, card, before, false);
         self.tree.charge(container, card, bytes, false);
         if bytes > before {
@@ -403,7 +406,7 @@ impl Books {
             return;
         };
         let container = process.container;
-        for (card, bytes) in std::mem::take(&mut process.residual) {
+        for (card, bytes) in std::mem::take(&mut process.residual).0 {
             self.tree.uncharge(container, card, bytes, false);
         }
         self.drop_process(owner);
@@ -413,7 +416,7 @@ impl Books {
         let Some(process) = self.processes.get(&owner) else {
             return;
         };
-        if process.clients == 0 && process.residual.is_empty() {
+        if process.clients == 0 && process.residual.0.is_empty() {
             let container = process.container;
             self.processes.remove(&owner);
             self.release(container);
@@ -431,7 +434,7 @@ impl Books {
         let before = std::mem::replace(&mut process.container, container);
         node.uses += 1;
         let residual = process.residual.clone();
-        for (card, bytes) in residual.into_iter().filter(|_| before != container) {
+        for (card, bytes) in residual.0.into_iter().filter(|_| before != container) {
             self.tree.uncharge(before, card, bytes, false);
             self.tree.charge(container, card, bytes, false);
             self.grew(container, card);
@@ -439,7 +442,7 @@ impl Books {
         self.release(before);
     }
 
-    /// Settled use grew: peaks, `high`, and `low` of those whose protected memory it took.
+    /// Settled use grew: `high`, and `low` of those whose protected memory it took.
     fn grew(&mut self, container: u32, card: Card) {
         self.tree.grew(container, card);
         let (needed, who) = self.tree.lacking(container, card, Protection::Low);
@@ -468,19 +471,14 @@ impl Books {
 
     fn hold(&mut self, owner: ProcId, card: Card, bytes: u64) {
         if let Some(process) = self.processes.get_mut(&owner) {
-            *process.held.entry(card).or_default() += bytes;
+            process.held.add(card, bytes);
         }
         self.changed(owner);
     }
 
     fn unhold(&mut self, owner: ProcId, card: Card, bytes: u64) {
-        if let Some(process) = self.processes.get_mut(&owner)
-            && let Some(held) = process.held.get_mut(&card)
-        {
-            *held -= bytes;
-            if *held == 0 {
-                process.held.remove(&card);
-            }
+        if let Some(process) = self.processes.get_mut(&owner) {
+            process.held.sub(card, bytes);
         }
         self.changed(owner);
     }

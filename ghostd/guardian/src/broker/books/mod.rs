@@ -265,8 +265,8 @@ struct Process {
     /// The version at which a name of its changed last.
     changed: u64,
     /// Bytes of the memories that it has names of, and beyond them, by card.
-    held: BTreeMap<Card, u64>,
-    residual: BTreeMap<Card, u64>,
+    held: PerCard,
+    residual: PerCard,
 }
 
 /// A memory, charged once however many names it has.
@@ -279,4 +279,31 @@ struct Memory {
     asked: Option<MemoryId>,
     /// How many names of it each process has. One while pending.
     holders: Vec<(ProcId, u32)>,
+}
+
+/// Bytes by card, without those that are 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct PerCard(BTreeMap<Card, u64>);
+
+impl PerCard {
+    fn get(&self, card: Card) -> u64 {
+        self.0.get(&card).copied().unwrap_or_default()
+    }
+
+    /// Sets it and gives what was.
+    fn set(&mut self, card: Card, bytes: u64) -> u64 {
+        let before = match bytes {
+            0 => self.0.remove(&card),
+            _ => self.0.insert(card, bytes),
+        };
+        before.unwrap_or_default()
+    }
+
+    fn add(&mut self, card: Card, bytes: u64) {
+        self.set(card, self.get(card) + bytes);
+    }
+
+    fn sub(&mut self, card: Card, bytes: u64) {
+        self.set(card, self.get(card) - bytes);
+    }
 }

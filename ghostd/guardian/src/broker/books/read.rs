@@ -1,6 +1,6 @@
 //! What the books say, and what they would grant.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use ghost_model::{Bytes, GpuId, MemorySeen, MemoryUse, MemoryWanted, Name, ProcId};
 use ghost_rm::{Client, Object};
@@ -112,7 +112,7 @@ impl Books {
     #[must_use]
     pub fn has_residual(&self, owner: ProcId) -> bool {
         let process = self.processes.get(&owner);
-        process.is_some_and(|process| !process.residual.is_empty())
+        process.is_some_and(|process| !process.residual.0.is_empty())
     }
 
     /// The calls that were begun and not ended: session, thread, call.
@@ -190,7 +190,7 @@ impl Books {
 
     /// What of the card is nobody's, protected or not.
     pub(super) fn physically_free(&self, card: Card) -> u64 {
-        let charged = self.tree.charged.get(&card).copied().unwrap_or_default();
+        let charged = self.tree.charged.get(card);
         self.cards.get(&card).map_or(0, |info| {
             let free = info.total.0.saturating_sub(info.others.0);
             free.saturating_sub(charged)
@@ -320,9 +320,8 @@ impl Books {
     #[must_use]
     pub fn reading(&self, seen: &Observed) -> Option<Op> {
         let process = self.processes.get(&seen.owner);
-        let of = |map: &BTreeMap<Card, u64>| map.get(&seen.card).copied().unwrap_or_default();
-        let held = process.map_or(0, |process| of(&process.held));
-        let before = process.map_or(0, |process| of(&process.residual));
+        let held = process.map_or(0, |process| process.held.get(seen.card));
+        let before = process.map_or(0, |process| process.residual.get(seen.card));
         let bytes = seen.bytes.0.saturating_sub(held);
         let unfiltered = process.is_none_or(|process| process.clients == 0);
         let container = seen.container.clone().filter(|_| unfiltered);

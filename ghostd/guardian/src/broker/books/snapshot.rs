@@ -105,7 +105,7 @@ impl Books {
         }
         let container = self.tree.nodes.get(&process.container);
         let container = container.filter(|_| !is_client);
-        for (card, bytes) in &process.residual {
+        for (card, bytes) in &process.residual.0 {
             put(&Op::Residual {
                 owner,
                 card: *card,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ghost_model::{Bytes, MemoryEvents, MemoryLimits, MemoryWanted, Name};
 
-use super::{Card, CardInfo};
+use super::{Card, CardInfo, PerCard};
 
 /// The containers by number. Numbers are not used twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,10 +13,13 @@ pub(super) struct Tree {
     pub(super) numbers: BTreeMap<Name, u32>,
     pub(super) next: u32,
     /// All charges and residuals, by card.
-    pub(super) charged: BTreeMap<Card, u64>,
+    pub(super) charged: PerCard,
     /// Containers at the top that `min` or `low` protects on some card.
     protected: Vec<u32>,
 }
+
+/// No snapshot gives a container a larger number: as many again are left for new ones.
+const MOST: u32 = 1 << 31;
 
 /// A container.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,13 +83,19 @@ impl Tree {
 
     /// Makes a container under a number that a snapshot gives it, unless either is taken.
     pub(super) fn restore(&mut self, number: u32, name: &Name) {
-        if self.nodes.contains_key(&number) || self.numbers.contains_key(name) {
+        let taken = self.nodes.contains_key(&number) || self.numbers.contains_key(name);
+        if taken || number >= MOST {
             return;
         }
-        // A snapshot lists parents first; what a damaged one lacks is numbered after all it has.
-        self.next = self.next.max(number.saturating_add(1));
+        // A snapshot lists parents first; one that damage took gets a number of its own.
+        self.skip_to(number + 1);
         let parent = name.parent().map(|parent| self.ensure(&parent));
         self.add(number, name, parent);
+    }
+
+    /// Numbers from here on, at least.
+    pub(super) fn skip_to(&mut self, number: u32) {
+        self.next = self.next.max(number.min(MOST));
     }
 
     fn add(&mut self, number: u32, name: &Name, parent: Option<u32>) -> u32 {
@@ -101,7 +110,7 @@ impl Tree {
         };
         self.nodes.insert(number, node);
         self.numbers.insert(name.clone(), number);
-        self.next = self.next.max(number.saturating_add(1));
+        self.next = self.next.max(number + 1);
         if let Some(parent) = parent.and_then(|parent| self.nodes.get_mut(&parent)) {
             parent.children.insert(number);
         }
@@ -143,29 +152,27 @@ impl Tree {
     }
 
     pub(super) fn charge(&mut self, number: u32, card: Card, bytes: u64, pending: bool) {
-        *self.charged.entry(card).or_default() += bytes;
+        self.charged.add(card, bytes);
         self.each_line(number, card, |line| {
             line.current += bytes;
             line.pending += if pending { bytes } else { 0 };
+            line.peak = line.peak.max(line.current - line.pending);
         });
     }
 
     pub(super) fn uncharge(&mut self, number: u32, card: Card, bytes: u64, pending: bool) {
-        if let Some(all) = self.charged.get_mut(&card) {
-            *all -= bytes;
-        }
+        self.charged.sub(card, bytes);
         self.each_line(number, card, |line| {
             line.current -= bytes;
             line.pending -= if pending { bytes } else { 0 };
         });
     }
 
-    /// Settled use of the container grew: peaks, and `high` of each container that is beyond it.
+    /// Settled use of the container grew: `high` of each container that is beyond it.
     pub(super) fn grew(&mut self, number: u32, card: Card) {
         let mut beyond = 0;
         self.each_line(number, card, |line| {
             let settled = line.current - line.pending;
-            line.peak = line.peak.max(settled);
             if line.limits.high.is_some_and(|high| settled > high.0) {
                 line.events_local.high = line.events_local.high.saturating_add(1);
                 beyond += 1;

@@ -154,7 +154,7 @@ impl Books {
             }
         }
         for process in self.processes.values() {
-            for (card, bytes) in &process.residual {
+            for (card, bytes) in &process.residual.0 {
                 add(process.container, *card, *bytes, false);
             }
         }
@@ -173,7 +173,7 @@ impl Books {
         }
         lines.retain(|_, sum| *sum != (0, 0));
         same(|| "uses without a line".into(), lines.len(), 0)?;
-        for (card, said) in &self.tree.charged {
+        for (card, said) in &self.tree.charged.0 {
             let counted = cards.remove(card).unwrap_or_default();
             same(|| format!("all of {card:?}"), *said, counted)?;
         }
@@ -181,7 +181,7 @@ impl Books {
         same(|| "cards without a sum".into(), cards.len(), 0)?;
         held.retain(|_, sum| *sum > 0);
         let said = self.processes.iter().flat_map(|(owner, process)| {
-            let held = process.held.iter();
+            let held = process.held.0.iter();
             held.map(|(card, bytes)| ((*owner, *card), *bytes))
         });
         same(|| "held by processes".into(), said.collect(), held)
@@ -204,7 +204,7 @@ impl Books {
             counted.entry(process.container).or_default().0 += 1;
             let clients = clients.remove(owner).unwrap_or_default();
             same(|| format!("clients of {owner:?}"), process.clients, clients)?;
-            let is_needed = clients > 0 || !process.residual.is_empty();
+            let is_needed = clients > 0 || !process.residual.0.is_empty();
             same(|| format!("{owner:?} is needed"), is_needed, true)?;
             same(
                 || format!("{owner:?} of the future"),
