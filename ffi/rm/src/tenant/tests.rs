@@ -188,7 +188,7 @@ fn what_is_not_done_for_others_is_refused_before_any_call() {
         class: 0x40,
         ..Alloc::default()
     };
-    let params = &mut vec![0; MEMORY_PARAMS];
+    let params = &mut [0; MEMORY_PARAMS];
     assert!(
         !refused(alloc, &bytes(&memory), Some(params)),
         "it was asked"
