@@ -44,8 +44,13 @@ pub enum ProtocolError {
         theirs: u8,
     },
     /// The body is larger than allowed.
-    #[error("frame of {0} bytes: the most is {MAX_BODY}; send smaller batches")]
-    TooLarge(usize),
+    #[error("frame of {size} bytes: the most is {most}; send smaller batches")]
+    TooLarge {
+        /// Bytes of its body.
+        size: usize,
+        /// The most that is taken.
+        most: usize,
+    },
     /// The body is not a message.
     #[error("frame body is not a message of version {VERSION}")]
     Body(#[source] serde_json::Error),
@@ -241,13 +246,21 @@ pub struct Listing {
 ///
 /// [`ProtocolError::TooLarge`].
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, ProtocolError> {
+    encode_within(message, MAX_BODY)
+}
+
+/// As [`encode`], with a body of `most` bytes at most.
+pub(crate) fn encode_within<T: Serialize>(
+    message: &T,
+    most: usize,
+) -> Result<Vec<u8>, ProtocolError> {
     let mut frame = vec![0; HEAD];
     serde_json::to_writer(&mut frame, message).map_err(ProtocolError::Body)?;
-    let body = frame.len() - HEAD;
-    let length = u32::try_from(body)
+    let size = frame.len() - HEAD;
+    let length = u32::try_from(size)
         .ok()
-        .filter(|_| body <= MAX_BODY)
-        .ok_or(ProtocolError::TooLarge(body))?;
+        .filter(|_| size <= most)
+        .ok_or(ProtocolError::TooLarge { size, most })?;
     let head = [MAGIC[0], MAGIC[1], MAGIC[2], VERSION];
     let bytes = head.into_iter().chain(length.to_le_bytes());
     for (slot, byte) in frame.iter_mut().zip(bytes) {
@@ -265,6 +278,14 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, ProtocolError> {
 pub fn decode<T: for<'a> Deserialize<'a>>(
     bytes: &[u8],
 ) -> Result<Option<(T, usize)>, ProtocolError> {
+    decode_within(bytes, MAX_BODY)
+}
+
+/// As [`decode`], with a body of `most` bytes at most.
+pub(crate) fn decode_within<T: for<'a> Deserialize<'a>>(
+    bytes: &[u8],
+    most: usize,
+) -> Result<Option<(T, usize)>, ProtocolError> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else {
         return Ok(None);
     };
@@ -276,8 +297,8 @@ pub fn decode<T: for<'a> Deserialize<'a>>(
         return Err(ProtocolError::Version { theirs: version });
     }
     let length = u32::from_le_bytes(length) as usize;
-    if length > MAX_BODY {
-        return Err(ProtocolError::TooLarge(length));
+    if length > most {
+        return Err(ProtocolError::TooLarge { size: length, most });
     }
     let Some(body) = rest.get(..length) else {
         return Ok(None);
@@ -442,7 +463,7 @@ mod tests {
         ));
         assert!(matches!(
             decode::<Request>(b"GGD\x01\xff\xff\xff\xff"),
-            Err(ProtocolError::TooLarge(_))
+            Err(ProtocolError::TooLarge { .. })
         ));
     }
 

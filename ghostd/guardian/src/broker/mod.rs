@@ -2,4 +2,6 @@
 //! holds at the allocation.
 
 pub mod books;
+pub mod client;
 pub mod journal;
+pub mod wire;
