@@ -1,5 +1,8 @@
-//! What the guardian reads: frames from whoever reaches its socket, and its own ledger.
+//! What the guardian reads: frames from whoever reaches its socket, its own ledger and the broker's
+//! journal.
 
+use ghost_guardian::broker::books::{Books, Op};
+use ghost_guardian::broker::journal::{Found, Keeper};
 use ghost_guardian::ledger::{BootId, Ledger, LedgerError, Store, Target};
 use ghost_guardian::protocol::{self, Answer, Request};
 use ghost_notify::ProcId;
@@ -121,4 +124,35 @@ fn target(number: u8) -> Target {
             object: Object(number.into()),
         },
     }
+}
+
+/// Bytes as a journal, and as ops: a kind, the length of its fields, its fields.
+pub fn guardian_journal(data: &[u8]) {
+    let boot = BootId::current().expect("Linux has a boot id");
+    let mut memory = Memory(data.to_vec());
+    let (keeper, _) = Keeper::start(&mut memory, boot).expect("memory does not fail");
+    let books = keeper.books().clone();
+    books.is_valid().expect("what is read is valid");
+    let (again, found) = Keeper::start(&mut memory, boot).expect("memory does not fail");
+    assert_eq!((again.books(), found), (&books, Found::default()));
+
+    let mut books = Books::default();
+    let mut rest = data;
+    while let Some((&[kind, length], after)) = rest.split_first_chunk() {
+        let length = usize::from(length).min(after.len());
+        let (fields, after) = after.split_at(length);
+        rest = after;
+        let Some(op) = Op::take(kind, fields) else {
+            continue;
+        };
+        let mut printed = Vec::new();
+        op.put(&mut printed);
+        assert_eq!(Op::take(op.kind(), &printed).as_ref(), Some(&op));
+        books.apply(&op);
+    }
+    books.tidy();
+    books.is_valid().expect("ops keep the books valid");
+    let mut copy = Books::default();
+    books.snapshot(|op| copy.apply(op));
+    copy.is_valid().expect("a snapshot is valid");
 }

@@ -12,7 +12,7 @@ mod settings;
 mod sim;
 mod store;
 
-pub use guardian::{guardian_frame, guardian_ledger};
+pub use guardian::{guardian_frame, guardian_journal, guardian_ledger};
 pub use host::{cgroup_files, driver_version, proc_stat};
 pub use rm::{card_answer, tenant_call};
 pub use settings::{assignments, container_file, spec, value};
@@ -30,6 +30,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("container_file", container_file),
     ("driver_version", driver_version),
     ("guardian_frame", guardian_frame),
+    ("guardian_journal", guardian_journal),
     ("guardian_ledger", guardian_ledger),
     ("proc_stat", proc_stat),
     ("sim_wire", sim_wire),
