@@ -18,9 +18,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How often processes and GPUs are listed again where no event asks for it.
-const LIST: Duration = Duration::from_secs(2);
-/// The tick is so many times as long where nothing is to be done.
+const LIST: Duration = Duration::from_secs(5);
+/// The tick is so many times as long where nothing is to be done,
 const CALM: u32 = 2;
+/// and so many times where nothing happens, either.
+const REST: u32 = 4;
 /// How often readers get a new picture where nothing asks for it.
 const PUBLISH: Duration = Duration::from_millis(500);
 /// How often the policy's memory and the counters are saved.
@@ -164,6 +166,8 @@ struct Control<B> {
     only_weights: bool,
     progress: Progress,
     looks: u32,
+    /// Until then the next turn can wait, if nothing happens.
+    rests: Instant,
     view: Observed,
     /// What the last list put under each container.
     places: BTreeMap<Name, Seen>,
@@ -214,6 +218,7 @@ impl<B: Backend> Control<B> {
             only_weights: true,
             progress: Progress::Settled,
             looks: 0,
+            rests: Instant::now(),
             counters: saved.counters,
             listed: None,
             published: None,
@@ -238,8 +243,14 @@ impl<B: Backend> Control<B> {
                 }
                 message = self.parts.messages.recv_timeout(Duration::ZERO);
             }
-            if let Some(wanted) = wanted {
-                self.want(*wanted);
+            match wanted {
+                Some(wanted) => self.want(*wanted),
+                None if Instant::now() < self.rests && !self.backend.stirs() => {
+                    deadline = self.rests;
+                    (self.parts.alive)();
+                    continue;
+                }
+                None => {}
             }
             deadline = self.turn();
             (self.parts.alive)();
@@ -298,15 +309,20 @@ impl<B: Backend> Control<B> {
             self.save(false);
         }
         self.parts.metrics.turn(begin.elapsed());
+        self.rests = begin;
         if found {
             return begin;
         }
         self.due(begin, sample.at, &plan)
     }
 
-    fn due(&self, begin: Instant, at: Micros, plan: &Plan) -> Instant {
-        let ticks = if self.is_calm(plan) { CALM } else { 1 };
-        let tick = begin + self.parts.tick.duration() * ticks;
+    fn due(&mut self, begin: Instant, at: Micros, plan: &Plan) -> Instant {
+        let tick = self.parts.tick.duration();
+        let calm = self.is_calm(plan);
+        if calm && self.progress == Progress::Settled {
+            self.rests = begin + tick * REST;
+        }
+        let tick = begin + tick * if calm { CALM } else { 1 };
         let wake = plan.wake.map_or(tick, |w| begin + w.since(at).duration());
         match self.progress {
             Progress::Settled => tick.min(wake),

@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// How often the end of a thread is looked for.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Why ghostd does not start, or ended.
 #[derive(Debug, thiserror::Error)]

@@ -52,6 +52,13 @@ pub trait Backend: Send {
     /// What is so now.
     fn sample(&mut self) -> Sample;
 
+    /// Asked between two samples by a daemon that has nothing to watch closely: whether something
+    /// happened that it should look at now. If not, what the next sample tells of use may be up
+    /// to 60 ms old, where that is cheaper; its readings say so.
+    fn stirs(&mut self) -> bool {
+        true
+    }
+
     /// Does what can wait: called after each step's actions were done, so that nothing of it
     /// stands between a request and its effect. Also renews the leases of everything that is
     /// paused: a daemon that no longer gets here is taken for dead.

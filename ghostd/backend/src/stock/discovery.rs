@@ -17,16 +17,18 @@ use super::tenants::{Seen, Tenant};
 use super::{Rm, Stock};
 use crate::Event;
 
-/// Processes are listed this often without any sign.
-const LIST: Micros = Micros(1_000_000);
+/// Processes are listed this often without any sign: with a hundred of them that takes 4 ms.
+const LIST: Micros = Micros(10_000_000);
+/// The same where no trace tells of processes that nobody knows.
+const LIST_BLIND: Micros = Micros(1_000_000);
 /// And at most this often with one: each allocation of memory is one.
 const LIST_AT_MOST: Micros = Micros(20_000);
 /// One known process is scanned this often, as long as the count moved since its last scan.
-const SWEEP: Micros = Micros(1_000_000);
+const SWEEP: Micros = Micros(2_000_000);
 /// The same where no trace tells of new contexts.
 const SWEEP_BLIND: Micros = Micros(100_000);
 /// Each process's cgroup is read this often.
-const FOLLOW: Micros = Micros(800_000);
+const FOLLOW: Micros = Micros(750_000);
 /// Compute classes, newest first, from Blackwell to Volta. A chip has one that is in use.
 const COMPUTE_CLASSES: [u32; 9] = [
     0xCEC0, 0xCDC0, 0xCBC0, 0xC9C0, 0xC7C0, 0xC6C0, 0xC5C0, 0xC3C0, 0xC1C0,
@@ -49,7 +51,34 @@ pub(super) struct State {
     adopted: bool,
 }
 
+impl State {
+    /// Clients and objects of all processes, when they were last counted.
+    pub(super) fn count(&self) -> Option<ClientDatabase> {
+        self.count
+    }
+}
+
 impl Stock {
+    /// Whether there is a sign that something came or went since [`Stock::discover`], or something
+    /// is to be looked at now.
+    pub(super) fn has_stirred(&self, now: Micros) -> bool {
+        let counted = self.rm.as_ref().and_then(|rm| rm.session.clients().ok());
+        self.is_blind()
+            || counted.is_none()
+            || counted != self.discovery.count
+            || self.discovery.stirred
+            || self.discovery.behind
+            || self.tenants.values().any(|tenant| tenant.settles(now))
+    }
+
+    /// Whether there is a GPU on which no trace tells of new contexts.
+    pub(super) fn is_blind(&self) -> bool {
+        self.boards.iter().any(|board| {
+            let meter = board.driven.as_ref().map(|driven| &driven.meter);
+            matches!(meter, Some(Meter::Telemetry(_)))
+        })
+    }
+
     /// Lets go of processes that have exited.
     pub(super) fn notice_exits(&mut self) {
         let held = self.tenants.values().map(|tenant| &tenant.held);
@@ -80,7 +109,7 @@ impl Stock {
         for tenant in self.tenants.values_mut() {
             if tenant.cgroup_due <= now {
                 tenant.cgroup_due = now + FOLLOW;
-                tenant.place(&self.members, true);
+                tenant.follow(&self.members);
             }
         }
     }
@@ -98,11 +127,13 @@ impl Stock {
             self.discovery.stirred = true;
             self.discovery.dirty = self.tenants.keys().copied().collect();
         }
+        let blind = self.is_blind();
         let stranger = unknown.iter().any(|pid| !self.tenants.contains_key(pid));
         let since = self.discovery.listed.map(|listed| now.since(listed));
         let stirred = self.discovery.stirred || stranger;
         let mut due = BTreeSet::new();
-        if since.is_none_or(|since| since >= LIST || (stirred && since >= LIST_AT_MOST)) {
+        let list = if blind { LIST_BLIND } else { LIST };
+        if since.is_none_or(|since| since >= list || (stirred && since >= LIST_AT_MOST)) {
             self.discovery.listed = Some(now);
             self.discovery.stirred = false;
             due = self.list_processes(&rm, now);
@@ -113,16 +144,17 @@ impl Stock {
                 due.insert(pid);
             }
         }
-        let blind = self.boards.iter().any(|board| {
-            let meter = board.driven.as_ref().map(|driven| &driven.meter);
-            matches!(meter, Some(Meter::Telemetry(_)))
-        });
+        // Looking for new clients is dear: who is only swept may do with those that were found.
+        let mut refresh = blind || !due.is_empty();
         let sweep = if blind { SWEEP_BLIND } else { SWEEP };
         if now.since(self.discovery.swept) >= sweep {
             self.discovery.swept = now;
-            due.extend(self.discovery.dirty.pop_first());
+            if let Some(pid) = self.discovery.dirty.pop_first() {
+                refresh |= self.tenants.get(&pid).is_some_and(Tenant::is_new);
+                due.insert(pid);
+            }
         }
-        if !due.is_empty() {
+        if refresh && !due.is_empty() {
             self.discovery.behind = match rm.unclaimed.refresh(&rm.session) {
                 Ok(complete) => !complete,
                 Err(error) => {
@@ -170,7 +202,7 @@ impl Stock {
             }
             match Tenant::open(pid, now) {
                 Ok(mut tenant) => {
-                    tenant.place(&self.members, true);
+                    tenant.place(&self.members);
                     tenant.cgroup_due = now + FOLLOW;
                     self.tenants.insert(pid, tenant);
                     new.insert(pid);

@@ -100,23 +100,38 @@ impl Stock {
             .filter(|tenant| tenant.audit_due <= now)
             .map(|tenant| tenant.id.pid)
             .collect();
+        let (count, blind) = (self.discovery.count(), self.is_blind());
         for pid in due {
             let mut clients: BTreeMap<Client, Vec<GroupId>> = BTreeMap::new();
             for (id, group) in self.groups.of(pid).filter(|(_, group)| group.compute) {
                 clients.entry(group.client).or_default().push(id);
             }
+            let verified = self.tenants.get(&pid).and_then(|tenant| tenant.verified);
+            // Where a group came and another went between two counts, the trace tells.
+            let verify = blind || verified.is_none() || verified != count;
+            let mut complete = true;
             for (client, ids) in clients {
-                self.audit_client(pid, client, &ids, now);
+                complete &= self.audit_client(pid, client, &ids, verify, now);
             }
             if let Some(tenant) = self.tenants.get_mut(&pid) {
                 tenant.audit_due = now + AUDIT;
+                tenant.verified = count.filter(|_| complete);
             }
         }
     }
 
-    fn audit_client(&mut self, pid: u32, client: Client, ids: &[GroupId], now: Micros) {
+    /// Audits groups of one client; `verify` if their handles may be those of others by now.
+    /// Whether the client answered.
+    fn audit_client(
+        &mut self,
+        pid: u32,
+        client: Client,
+        ids: &[GroupId],
+        verify: bool,
+        now: Micros,
+    ) -> bool {
         let (Some(tenant), Some(rm)) = (self.tenants.get(&pid), &self.rm) else {
-            return;
+            return false;
         };
         let groups = &self.groups;
         let read = tenant.on_client(&rm.session, client, |control| {
@@ -137,7 +152,7 @@ impl Stock {
         });
         let Ok(read) = read else {
             // It is exiting, or closed the file; the next look finds out.
-            return;
+            return false;
         };
         let mut gone = Vec::new();
         for (id, in_force, changed) in read {
@@ -151,9 +166,8 @@ impl Stock {
             let (Some(driven), Some(rm)) = (driven, &self.rm) else {
                 continue;
             };
-            let uid = rm.session.group_ids(driven.subdevice, client, group.object);
-            // The same handle may be another group by now.
-            if uid.is_ok_and(|ids| ids.uid != group.uid)
+            let ids = || rm.session.group_ids(driven.subdevice, client, group.object);
+            if (verify && ids().is_ok_and(|ids| ids.uid != group.uid))
                 || matches!(&in_force, Err(error) if error.status().is_some_and(ghost_rm::Status::is_gone))
             {
                 gone.push(id);
@@ -171,7 +185,7 @@ impl Stock {
             }
         }
         if gone.is_empty() {
-            return;
+            return true;
         }
         for id in gone {
             self.drop_group(id);
@@ -187,6 +201,7 @@ impl Stock {
         if let Some(tenant) = self.tenants.get_mut(&pid) {
             tenant.forget_objects(client);
         }
+        true
     }
 
     fn count_reassertion(&mut self, pid: u32, id: GroupId) {

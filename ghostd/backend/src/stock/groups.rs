@@ -92,6 +92,10 @@ impl Groups {
         Some(group)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (GroupId, &Group)> {
         self.all.iter().map(|(&id, group)| (id, group))
     }

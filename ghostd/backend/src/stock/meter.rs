@@ -22,6 +22,9 @@ const FRESH_US: u64 = 1_000_000;
 const WINDOW_US: u64 = 50_000;
 /// The driver takes a sample of utilization each 200 ms.
 const SAMPLE_US: u64 = 200_000;
+/// The driver writes the trace each 36 ms. If its last switch is older than this, there was none
+/// since, or this driver does so only when it is told to.
+const LAG_US: u64 = 60_000;
 /// The clocks are compared this often.
 const SYNC_US: u64 = 1_000_000;
 
@@ -74,16 +77,17 @@ impl Meter {
         }
     }
 
-    /// Takes in what happened up to `now`, and returns the processes that used the GPU by groups
-    /// that are not known.
+    /// Takes in what happened up to `now`, or without `haste` a little earlier, and returns the
+    /// processes that used the GPU by groups that are not known.
     pub(super) fn step(
         &mut self,
         now: Micros,
+        haste: bool,
         gpu: &GpuId,
         telemetry: &mut dyn Telemetry,
     ) -> BTreeSet<u32> {
         match self {
-            Self::ContextSwitches(tracer) => tracer.step(now),
+            Self::ContextSwitches(tracer) => tracer.step(now, haste),
             Self::Telemetry(by_process) => {
                 by_process.step(now, gpu, telemetry);
                 BTreeSet::new()
@@ -125,7 +129,7 @@ pub(super) struct Tracer {
     offset_ns: u64,
     synced: Micros,
     asked: Micros,
-    /// The moment up to which the trace was read.
+    /// The moment up to which the trace is known.
     read_to: Micros,
     /// Whether nothing of it was missing the last time.
     whole: bool,
@@ -163,9 +167,9 @@ impl Tracer {
         Ok(())
     }
 
-    fn step(&mut self, now: Micros) -> BTreeSet<u32> {
+    fn step(&mut self, now: Micros, haste: bool) -> BTreeSet<u32> {
         self.whole = false;
-        let read = self.drain(now);
+        let read = self.catch_up(now, haste);
         self.note(read);
         let round_us = self.ledger.round() / 1000;
         self.window_us = (round_us + round_us / 4).clamp(WINDOW_US, FRESH_US);
@@ -179,12 +183,27 @@ impl Tracer {
         });
     }
 
-    fn drain(&mut self, now: Micros) -> Result<(), MeterError> {
+    fn catch_up(&mut self, now: Micros, haste: bool) -> Result<(), MeterError> {
         if now.since(self.synced).0 >= SYNC_US {
             self.sync(now)?;
         }
+        let mut whole = true;
+        if !haste {
+            whole = self.drain(now)?;
+        }
+        if haste || now.since(self.read_to).0 > LAG_US {
+            self.trace.flush()?;
+            whole &= self.drain(now)?;
+            self.read_to = clock::now();
+        }
+        self.whole = whole;
+        Ok(())
+    }
+
+    /// Takes in what the driver has written down; false if something is missing. Up to the last
+    /// switch of it, all is known.
+    fn drain(&mut self, now: Micros) -> Result<bool, MeterError> {
         let drained = self.trace.drain(&mut self.switches)?;
-        self.read_to = clock::now();
         if drained.lost {
             self.ledger.lose_track();
         }
@@ -192,13 +211,13 @@ impl Tracer {
         for switch in self.switches.drain(..) {
             let at = switch.at_ns.wrapping_add(self.offset_ns);
             whole &= self.ledger.switch(switch, at);
+            self.read_to = self.read_to.max(Micros(at / 1000).min(now));
         }
-        self.whole = whole;
-        Ok(())
+        Ok(whole)
     }
 
     fn sample(&mut self, now: Micros) -> Result<(), MeterError> {
-        let patience = self.ledger.wants_sample(now.0 * 1000);
+        let patience = self.ledger.wants_sample(self.read_to.0 * 1000);
         if patience.is_none_or(|ns| now.since(self.asked).0 < ns / 1000) {
             return Ok(());
         }

@@ -1,11 +1,13 @@
 //! What NVML knows and the resource manager is not asked for: products, memory, MIG, MPS.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 
 use ghost_model::{Bytes, GpuId, Micros};
+use ghost_rm::abi::discover::ClientDatabase;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -103,6 +105,52 @@ pub(super) trait Telemetry: Send {
 
     /// What that source is, in a few words for people.
     fn source(&self) -> &'static str;
+}
+
+/// What processes hold is asked for this often where no count says that it changed: some of it,
+/// managed memory for one, may not show there.
+const HOLDINGS: Micros = Micros(10_000_000);
+
+/// What each process holds of each GPU's memory. NVML takes 35 us a process to tell, so it is
+/// asked when the driver's count of objects has moved.
+#[derive(Debug, Default)]
+pub(super) struct Holdings(BTreeMap<GpuId, Held>);
+
+#[derive(Debug)]
+struct Held {
+    count: Option<ClientDatabase>,
+    at: Micros,
+    of: BTreeMap<u32, Option<Bytes>>,
+}
+
+impl Holdings {
+    /// The bytes in use by each process on `gpu`, as of the time when the driver's count was
+    /// `count`; nothing where they are not told.
+    pub(super) fn on(
+        &mut self,
+        gpu: &GpuId,
+        count: Option<ClientDatabase>,
+        now: Micros,
+        telemetry: &mut dyn Telemetry,
+    ) -> &BTreeMap<u32, Option<Bytes>> {
+        let ask = |telemetry: &mut dyn Telemetry| Held {
+            count,
+            at: now,
+            of: telemetry.processes(gpu).unwrap_or_default(),
+        };
+        let held = match self.0.entry(gpu.clone()) {
+            Entry::Vacant(entry) => entry.insert(ask(telemetry)),
+            Entry::Occupied(entry) => {
+                let held = entry.into_mut();
+                let same = count.is_some() && held.count == count;
+                if !same || now.since(held.at) >= HOLDINGS {
+                    *held = ask(telemetry);
+                }
+                held
+            }
+        };
+        &held.of
+    }
 }
 
 /// NVML of the loaded driver.

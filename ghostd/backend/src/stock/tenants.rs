@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use ghost_model::{GpuId, Members, Micros, Name, ProcId};
 use ghost_notify::{PidFd, ProcError};
-use ghost_rm::abi::discover::{CLIENT_BASE, CLIENT_SPACE};
+use ghost_rm::abi::discover::{CLIENT_BASE, CLIENT_SPACE, ClientDatabase};
 use ghost_rm::{Client, Control, Object, RmError, Session};
 
 use crate::{cgroup, procs};
@@ -23,7 +23,7 @@ const STEP: u32 = 16_384;
 const SETTLING_US: [u64; 3] = [100_000, 400_000, 1_200_000];
 
 /// How often timeslices are read back; those of different processes at different times.
-pub(super) const AUDIT: Micros = Micros(800_000);
+pub(super) const AUDIT: Micros = Micros(750_000);
 
 /// Why something of a tenant cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -118,6 +118,8 @@ pub(super) struct Tenant {
     pub(super) cgroup_due: Micros,
     /// Its timeslices must be read back then.
     pub(super) audit_due: Micros,
+    /// The driver's count of objects when its groups were last seen to be those that are known.
+    pub(super) verified: Option<ClientDatabase>,
     cgroup: Option<String>,
     clients: Vec<Own>,
     settling: Vec<Micros>,
@@ -149,6 +151,7 @@ impl Tenant {
             appeared: BTreeSet::new(),
             cgroup_due: now,
             audit_due: now + Micros(u64::from(pid) * 37_000 % AUDIT.0),
+            verified: None,
             cgroup: None,
             clients: Vec::new(),
             settling,
@@ -157,15 +160,21 @@ impl Tenant {
         })
     }
 
-    /// Reads its cgroup again and says whether it belongs to another container now.
-    pub(super) fn place(&mut self, members: &Members, reread: bool) -> bool {
-        if reread && let Some(path) = cgroup::path_of(self.id.pid) {
+    /// Reads its cgroup again and puts it where it belongs.
+    pub(super) fn place(&mut self, members: &Members) {
+        if let Some(path) = cgroup::path_of(self.id.pid) {
             self.cgroup = Some(path);
         }
-        let container = members.container_of(self.id, self.cgroup.as_deref());
-        let moved = container != self.container;
-        self.container = container;
-        moved
+        self.container = members.container_of(self.id, self.cgroup.as_deref());
+    }
+
+    /// The same for one that these `members` have placed before.
+    pub(super) fn follow(&mut self, members: &Members) {
+        let path = cgroup::path_of(self.id.pid);
+        if path.is_some() && path != self.cgroup {
+            self.cgroup = path;
+            self.container = members.container_of(self.id, self.cgroup.as_deref());
+        }
     }
 
     /// Why it is not held, if it is not.
@@ -181,8 +190,13 @@ impl Tenant {
     }
 
     /// Whether it is time to look at a process that is new.
+    pub(super) fn settles(&self, now: Micros) -> bool {
+        self.settling.last().is_some_and(|&at| at <= now)
+    }
+
+    /// The same; that time is over then.
     pub(super) fn settle(&mut self, now: Micros) -> bool {
-        let due = self.settling.last().is_some_and(|&at| at <= now);
+        let due = self.settles(now);
         if due {
             self.settling.pop();
         }
