@@ -94,6 +94,8 @@ pub enum Command {
     Info(Reading),
     /// Check that Ghost can work here; each failed line ends with the command that fixes it
     Check(Reading),
+    /// Print a seccomp profile by which an OCI runtime holds a container's GPU memory
+    SeccompProfile(SeccompProfile),
     /// Print a completion script
     Completion(Completion),
     /// Look inside
@@ -181,11 +183,17 @@ pub struct Limit {
 #[derive(Debug, Args)]
 #[command(
     after_help = "The container is made if it is not there. The command gets a kernel cgroup of its own, so
-that its children belong to the container too.
+that its children belong to the container too. A seccomp filter, which they inherit, has their
+allocations of GPU memory wait for Ghost's answer. An ordinary user's filter takes from the
+command the right to gain privileges: sudo does not work in it.
+
+A service of systemd becomes its program with --in-place: systemd then stops, watches and
+restarts the program itself, and all of the service's cgroup is in the container.
 
 Examples:
   ghostctl run trainer -- python train.py
-  ghostctl run --rm --weight 30 --max 25% sweep -- ./sweep --quick"
+  ghostctl run --rm --weight 30 --max 25% sweep -- ./sweep --quick
+  ExecStart=/usr/bin/ghostctl run --in-place trainer -- /usr/bin/python3 /srv/train.py"
 )]
 pub struct Run {
     #[command(flatten)]
@@ -194,6 +202,9 @@ pub struct Run {
     /// Delete the container afterwards if this command made it
     #[arg(long)]
     pub rm: bool,
+    /// Become the command, in the cgroup where this was started
+    #[arg(long, conflicts_with = "rm")]
+    pub in_place: bool,
     /// Container
     #[arg(add = complete::containers())]
     pub name: Name,
@@ -413,6 +424,30 @@ pub struct GpuShow {
     #[command(flatten)]
     /// How to print
     pub reading: Reading,
+}
+
+/// `seccomp-profile`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The profile is that of the OCI runtime specification (linux.seccomp in config.json), and what
+podman takes. With it the runtime gives the container's allocations of GPU memory to Ghost, which
+answers them by the limits of the Ghost container that the profile names.
+
+Examples:
+  ghostctl seccomp-profile --container trainer > trainer.json
+  ghostctl seccomp-profile --base /usr/share/containers/seccomp.json --container trainer
+  podman run --security-opt seccomp=trainer.json ..."
+)]
+pub struct SeccompProfile {
+    /// Profile to merge into; `-` is standard input [default: one that allows all]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub base: Option<PathBuf>,
+    /// Container; without one the profile's user has to set listenerMetadata
+    #[arg(long, value_name = "NAME", add = complete::containers())]
+    pub container: Option<Name>,
+    /// Socket that the runtime gives the listener to [default: the one that ghostd names]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub listener: Option<PathBuf>,
 }
 
 /// `completion`

@@ -147,6 +147,17 @@ impl Client {
             })
     }
 
+    /// Where ghostd takes seccomp listeners; `None` if it holds no memory by them, as on a
+    /// simulated GPU.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub async fn notify_socket(&self) -> Result<Option<PathBuf>, Error> {
+        let node = self.get(Target::new("/v1/node")).await?;
+        let path = node.get("notify_socket").and_then(Json::as_str);
+        Ok(path.map(PathBuf::from))
+    }
+
     /// Opens the stream of server-sent events, those after `last` (all that are kept for 0) or
     /// only new ones.
     ///

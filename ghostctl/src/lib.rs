@@ -1,5 +1,6 @@
 //! `ghostctl`: asks ghostd over its unix socket, prints what it says, and starts programs in
-//! containers. It decides nothing and enforces nothing.
+//! containers. It decides nothing and enforces nothing: it puts the filter before a program through
+//! which others hold its memory.
 #![forbid(unsafe_code)]
 
 pub mod assign;
@@ -10,7 +11,9 @@ mod commands;
 pub mod complete;
 pub mod error;
 pub mod keys;
+mod notify;
 pub mod output;
+pub mod profile;
 pub mod share;
 
 pub use commands::execute;

@@ -95,6 +95,9 @@ fn all(client: &Client, node: &Result<Node, Error>) -> Vec<Check> {
         checks.push(kernel(
             &fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default(),
         ));
+        checks.push(seccomp(
+            &fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default(),
+        ));
     }
     checks.push(match cgroup::mount() {
         Some(path) => Check::new("cgroup v2", Ok(path.display().to_string())),
@@ -179,6 +182,19 @@ fn kernel(release: &str) -> Check {
     Check::new("kernel", found)
 }
 
+/// Without it nobody holds memory.
+fn seccomp(actions: &str) -> Check {
+    let found = if actions.split_ascii_whitespace().any(|a| a == "user_notif") {
+        Ok("user notification".into())
+    } else {
+        fix(
+            "this kernel has no seccomp user notification, by which GPU memory is held",
+            "sudo apt install linux-image-generic && sudo reboot",
+        )
+    };
+    Check::new("seccomp", found)
+}
+
 fn group(socket: &Path) -> Check {
     let uid = Uid::effective();
     let owner = fs::metadata(socket).map(|m| m.uid());
@@ -245,6 +261,15 @@ mod tests {
             ("x.y", false),
         ] {
             assert_eq!(kernel(release).found.is_ok(), ok, "{release:?}");
+        }
+    }
+
+    #[test]
+    fn kernels_with_user_notification() {
+        let all = "kill_process kill_thread trap errno user_notif trace log allow\n";
+        assert!(seccomp(all).found.is_ok());
+        for actions in ["", "kill_thread trap errno trace log allow\n"] {
+            assert!(seccomp(actions).found.is_err(), "{actions:?}");
         }
     }
 

@@ -7,6 +7,7 @@ mod debug;
 mod events;
 mod gpu;
 mod info;
+mod profile;
 mod read;
 mod run;
 mod top;
@@ -50,6 +51,7 @@ pub fn execute(cli: Cli) -> Result<u8, Error> {
         Command::Gpu(args) => runtime.block_on(gpu::gpu(&client, args)),
         Command::Info(args) => runtime.block_on(info::info(&client, args)),
         Command::Check(args) => runtime.block_on(check::check(&client, args)),
+        Command::SeccompProfile(args) => runtime.block_on(profile::profile(&client, args)),
         Command::Completion(args) => {
             complete::script(&args.shell).and_then(|script| output::print(&script))
         }

@@ -1,14 +1,16 @@
 //! `run`: a program in a container. Membership rests on a kernel cgroup that the program is in
 //! before its first instruction, never on who is whose parent.
 //!
-//! `run` stays outside: it starts `ghostctl enter`, which joins the cgroup, tells ghostd and
-//! becomes the program. So the program's pid is that of the child for which `run` waits.
+//! `run` stays outside: it starts `ghostctl enter`, which joins the cgroup, tells ghostd, has it
+//! answer for the program's allocations of GPU memory, and becomes the program. So the program's
+//! pid is that of the child for which `run` waits.
 
 use super::change::{ensure, put_members, remove};
 use crate::cgroup::{self, Made};
 use crate::cli::{Enter, Run};
 use crate::client::Client;
 use crate::error::{Error, printable};
+use crate::notify;
 use crate::output;
 use ghost_model::{Kind, Name};
 use nix::errno::Errno;
@@ -18,7 +20,7 @@ use nix::unistd::{Pid, Uid};
 use serde_json::json;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -47,6 +49,15 @@ enum Place {
 
 pub(super) fn run(client: &Client, runtime: &Runtime, args: Run) -> Result<u8, Error> {
     let made = runtime.block_on(ensure(client, &args.name, &args.limits))?;
+    if args.in_place {
+        let enter_args = Enter {
+            join: None,
+            alone: false,
+            name: args.name,
+            command: args.command,
+        };
+        return Err(enter(client, runtime, &enter_args));
+    }
     let status = start(client, &args);
     if made && args.rm {
         let removed = runtime.block_on(remove_when_left(client, &args.name));
@@ -185,7 +196,11 @@ async fn remove_when_left(client: &Client, name: &Name) -> Result<(), Error> {
 
 /// Joins the container, then becomes the command; returns only if it could not.
 pub(super) fn enter(client: &Client, runtime: &Runtime, args: &Enter) -> Error {
-    if let Err(e) = runtime.block_on(join(client, args)) {
+    let socket = match runtime.block_on(join(client, args)) {
+        Ok(socket) => socket,
+        Err(e) => return e,
+    };
+    if let Some(Err(e)) = socket.map(|socket| notify::hold(&socket, &args.name)) {
         return e;
     }
     // `run` blocks what it forwards; the program is to begin with nothing blocked.
@@ -202,7 +217,8 @@ pub(super) fn enter(client: &Client, runtime: &Runtime, args: &Enter) -> Error {
     }
 }
 
-async fn join(client: &Client, args: &Enter) -> Result<(), Error> {
+/// Makes this process a member; gives the socket where its memory is to be held, if it is.
+async fn join(client: &Client, args: &Enter) -> Result<Option<PathBuf>, Error> {
     if let Some(dir) = &args.join {
         cgroup::join(dir).map_err(|e| Error::io(dir.display().to_string(), e))?;
     }
@@ -210,10 +226,9 @@ async fn join(client: &Client, args: &Enter) -> Result<(), Error> {
     // The root is no cgroup of our own, and what lies outside of this cgroup namespace has no
     // name that ghostd knows.
     let own = cgroup::own().filter(|path| !args.alone && path != "/" && !path.starts_with("/.."));
-    match own {
-        Some(path) => put_members(client, &args.name, &json!({ "cgroups": [path] })).await,
-        None => put_members(client, &args.name, &alone).await,
-    }
+    let members = own.map_or(alone, |path| json!({ "cgroups": [path] }));
+    put_members(client, &args.name, &members).await?;
+    client.notify_socket().await
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use axum::{Json, Router};
 use ghost_model::{Key, Kind, Problem, Spec, Value};
 use serde_json::{Value as J, json};
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -26,6 +27,8 @@ pub(crate) struct Inner {
     /// The value that observed_generation keeps, if it is not to follow.
     pub(crate) stuck: Option<u64>,
     pub(crate) notes: Vec<String>,
+    /// Where seccomp listeners are taken.
+    pub(crate) notify: Option<PathBuf>,
 }
 
 type Shared = Arc<Mutex<Inner>>;
@@ -51,7 +54,7 @@ impl Fake {
                 get(|| async { Json(json!({"items": [gpu()]})) }),
             )
             .route("/v1/gpus/{uuid}", get(|| async { Json(gpu()) }))
-            .route("/v1/node", get(|| async { Json(node()) }))
+            .route("/v1/node", get(node))
             .route("/v1/events", get(events))
             .route("/v1/apply", post(apply))
             .with_state(inner.clone());
@@ -151,13 +154,14 @@ fn gpu() -> J {
     })
 }
 
-fn node() -> J {
-    json!({
+async fn node(State(inner): State<Shared>) -> Json<J> {
+    Json(json!({
+        "notify_socket": inner.lock().unwrap().notify,
         "version": "0.1.0", "backend": "stock", "driver": "595.45.04", "patch": null,
         "enforced_by": {"gpu.weight": "daemon", "gpu.max": "daemon"},
         "meter": "channel time", "notes": [],
         "gpus": [gpu()], "strangers": [], "problems": []
-    })
+    }))
 }
 
 fn document(name: &str, spec: &Spec, generation: u64, labels: &BTreeMap<String, String>) -> J {
