@@ -66,6 +66,8 @@ statuses! {
     INVALID_OBJECT_OLD = 0x35, "invalid old object";
     /// The parent is not there or cannot be one.
     INVALID_OBJECT_PARENT = 0x36, "invalid parent object";
+    /// Who asks for memory is none that may.
+    INVALID_OWNER = 0x39, "invalid owner";
     /// The size of the parameters is wrong.
     INVALID_PARAM_STRUCT = 0x3A, "invalid parameter struct";
     /// A parameter's value is wrong.

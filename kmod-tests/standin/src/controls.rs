@@ -6,14 +6,19 @@ use ghost_rm::abi::discover::{
     self, AccessRights, AttachedIds, ChannelGroupIds, ClientDatabase, GpuId, GpuUuid, HandleInfo,
     IdInfo, Pids,
 };
+use ghost_rm::abi::memory::{
+    FIND_SUBDEVICE, FindSubdevice, MemoryInfo, MemoryInfoEntry, PID_INFO, PidInfos,
+    READ_MEMORY_INFO,
+};
 use ghost_rm::abi::{
-    self, CLASS_CHANNEL_GROUP, CLASS_CLIENT, CLASS_SUBDEVICE, CLASS_SUBDEVICE_DIAG, ChannelState,
-    DisableChannels, Plain, Preempt, Timeslice, TsgInfo,
+    self, CLASS_CHANNEL_GROUP, CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, CLASS_SUBDEVICE_DIAG,
+    ChannelState, DisableChannels, Plain, Preempt, Timeslice, TsgInfo,
 };
 use ghost_rm::{Channel, Client, Object, Status};
 
 use crate::driver::{CLASS_CHANNEL, Driver, Kind};
 use crate::inventory;
+use crate::memory::MEMORY;
 
 /// Reads a channel's work-submit token: runlist and number.
 const TOKEN: u32 = 0xC36F_0108;
@@ -28,7 +33,7 @@ fn gpu_id(index: usize) -> u32 {
 }
 
 /// Runs `call` on parameters that are exactly a `T`.
-fn with<T: Plain>(params: &mut [u8], call: impl FnOnce(&mut T) -> Status) -> Status {
+pub(crate) fn with<T: Plain>(params: &mut [u8], call: impl FnOnce(&mut T) -> Status) -> Status {
     if params.len() != size_of::<T>() {
         return Status::INVALID_PARAM_STRUCT;
     }
@@ -70,6 +75,7 @@ impl Driver {
         }
         match class {
             CLASS_CLIENT => self.ask_client(root, cmd, params),
+            CLASS_DEVICE => self.ask_device(root, handle, cmd, params),
             CLASS_SUBDEVICE => self.ask_subdevice(gpu, uid, cmd, params),
             CLASS_SUBDEVICE_DIAG => self.ask_diagnostics(cmd, params),
             CLASS_CHANNEL_GROUP => self.ask_group(root, handle, cmd, params),
@@ -160,6 +166,56 @@ impl Driver {
         Status::NOT_SUPPORTED
     }
 
+    fn ask_device(&self, root: u32, handle: u32, cmd: u32, params: &mut [u8]) -> Status {
+        if cmd != FIND_SUBDEVICE.number() {
+            return Status::NOT_SUPPORTED;
+        }
+        with(params, |p: &mut FindSubdevice| {
+            let objects = self.clients.get(&root).into_iter().flat_map(|c| &c.objects);
+            let mut below = objects.filter(|(_, o)| o.parent == handle);
+            match below.find(|(_, o)| o.class == CLASS_SUBDEVICE) {
+                Some((&subdevice, _)) => p.subdevice = subdevice,
+                None => return Status::OBJECT_NOT_FOUND,
+            }
+            Status::OK
+        })
+    }
+
+    fn ask_memory(&self, gpu: usize, p: &mut MemoryInfo) -> Status {
+        let Some(entries) = p.entries.get_mut(..p.count as usize) else {
+            return Status::INVALID_ARGUMENT;
+        };
+        for entry in entries {
+            let bytes = match entry.index {
+                MemoryInfoEntry::RAM_SIZE
+                | MemoryInfoEntry::TOTAL_RAM_SIZE
+                | MemoryInfoEntry::HEAP_SIZE
+                | MemoryInfoEntry::USABLE_RAM_SIZE => MEMORY,
+                MemoryInfoEntry::HEAP_FREE | MemoryInfoEntry::LARGEST_FREE => self.memory_free(gpu),
+                _ => 0,
+            };
+            entry.data = (bytes >> 10) as u32;
+        }
+        Status::OK
+    }
+
+    fn ask_processes(&self, gpu: usize, p: &mut PidInfos) -> Status {
+        let Some(entries) = p.entries.get_mut(..p.count as usize) else {
+            return Status::INVALID_ARGUMENT;
+        };
+        if entries.is_empty() {
+            return Status::INVALID_ARGUMENT;
+        }
+        for entry in entries {
+            let (owned, shared) = self.memory_of(entry.pid, gpu);
+            // Of CUDA's all counts as shared: UVM has a duplicate.
+            entry.memory = [0, owned, shared, 0, 0, 0];
+            entry.mig = [u32::MAX; 2];
+            entry.result = Status::OK.0;
+        }
+        Status::OK
+    }
+
     fn ask_subdevice(&mut self, gpu: usize, uid: u32, cmd: u32, params: &mut [u8]) -> Status {
         if cmd == abi::DISABLE_CHANNELS.number() {
             if uid != 0 {
@@ -172,6 +228,12 @@ impl Driver {
                     .try_for_each(|c| self.switch(gpu, c, p.is_disable()));
                 done.err().unwrap_or(Status::OK)
             });
+        }
+        if cmd == READ_MEMORY_INFO.number() {
+            return with(params, |p: &mut MemoryInfo| self.ask_memory(gpu, p));
+        }
+        if cmd == PID_INFO.number() {
+            return with(params, |p: &mut PidInfos| self.ask_processes(gpu, p));
         }
         if cmd == discover::PIDS.number() {
             return with(params, |p: &mut Pids| {

@@ -7,10 +7,13 @@ use ghost_backend::sim::gpu::{Gpu, Params};
 use ghost_backend::sim::wire::{Progress, Request, Response};
 use ghost_model::{GroupId, Micros};
 use ghost_rm::abi::discover::{CLIENT_BASE, CLIENT_SPACE};
+use ghost_rm::abi::memory::CLASS_DEVICE_MEMORY;
 use ghost_rm::abi::{
     CLASS_CHANNEL_GROUP, CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, CLASS_SUBDEVICE_DIAG,
 };
 use ghost_rm::{Channel, Client as ClientHandle, Object as ObjectHandle, Status};
+
+use crate::memory::Memories;
 
 /// Class of a Hopper channel.
 pub const CLASS_CHANNEL: u32 = 0xC86F;
@@ -18,19 +21,15 @@ pub const CLASS_CHANNEL: u32 = 0xC86F;
 pub const CLASS_COMPUTE: u32 = 0xCBC0;
 /// Class of the copy engine on a Hopper channel.
 pub const CLASS_COPY: u32 = 0xC8B5;
-/// Class of device memory.
-pub const CLASS_MEMORY: u32 = 0x40;
 /// Class of system memory.
 pub const CLASS_SYSTEM_MEMORY: u32 = 0x3E;
+/// Class of memory that the caller has already.
+const CLASS_OS_DESCRIPTOR: u32 = 0x71;
 
 /// Timeslice of a new channel group.
 const SLICE: Micros = Micros(2048);
 /// Where handles begin that the driver picks.
 const FIRST_OBJECT: u32 = 0x5C00_0000;
-/// Memory on each card, bytes.
-pub(crate) const MEMORY: u64 = 80 << 30;
-/// What a context takes beyond its allocations, bytes.
-const CONTEXT: u64 = 520 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Node {
@@ -73,7 +72,24 @@ pub(crate) enum Kind {
         context: u32,
         disables: u32,
     },
-    Memory(u64),
+    /// Its number among [`Driver::memories`].
+    Memory(u32),
+}
+
+impl Client {
+    /// The handle of a new object of this client: the one that is wanted, or the first that is
+    /// free for 0.
+    pub(crate) fn handle(&self, root: u32, wanted: u32) -> Result<u32, Status> {
+        match wanted {
+            0 => (FIRST_OBJECT..)
+                .find(|h| !self.objects.contains_key(h))
+                .ok_or(Status::INSUFFICIENT_RESOURCES),
+            taken if self.objects.contains_key(&taken) || taken == root => {
+                Err(Status::INVALID_OBJECT_NEW)
+            }
+            free => Ok(free),
+        }
+    }
 }
 
 /// What the caller of an alloc wants.
@@ -85,7 +101,7 @@ pub(crate) struct Wanted {
     pub(crate) class: u32,
     /// Device instance, for a device.
     pub(crate) instance: u32,
-    /// Bytes, for memory.
+    /// Bytes in whole pages, for memory.
     pub(crate) size: u64,
 }
 
@@ -95,6 +111,7 @@ pub(crate) struct Driver {
     pub(crate) gpus: Vec<Gpu>,
     files: BTreeMap<u64, File>,
     pub(crate) clients: BTreeMap<u32, Client>,
+    pub(crate) memories: Memories,
     pub(crate) violations: u64,
     // Time used by groups that are gone, of processes that still have a client.
     retired: BTreeMap<(u32, usize), u64>,
@@ -112,6 +129,7 @@ impl Driver {
                 .collect(),
             files: BTreeMap::new(),
             clients: BTreeMap::new(),
+            memories: Memories::default(),
             violations: 0,
             retired: BTreeMap::new(),
             opened: 0,
@@ -161,7 +179,13 @@ impl Driver {
         client.ok_or(Status::INVALID_CLIENT)
     }
 
-    pub(crate) fn alloc(&mut self, file: u64, pid: u32, wanted: Wanted) -> Result<u32, Status> {
+    /// Who calls is asked for only where that matters: for the kinds of objects that a process has.
+    pub(crate) fn alloc(
+        &mut self,
+        file: u64,
+        pid: impl FnOnce() -> u32,
+        wanted: Wanted,
+    ) -> Result<u32, Status> {
         if wanted.class == CLASS_CLIENT {
             let handle = (0..CLIENT_SPACE)
                 .map(|n| CLIENT_BASE + (self.last_client + 1 + n) % CLIENT_SPACE)
@@ -170,7 +194,7 @@ impl Driver {
             self.last_client = handle - CLIENT_BASE;
             let client = Client {
                 file,
-                pid,
+                pid: pid(),
                 objects: BTreeMap::new(),
             };
             self.clients.insert(handle, client);
@@ -186,7 +210,8 @@ impl Driver {
         let allowed: &[u32] = match wanted.class {
             CLASS_DEVICE => &[CLASS_CLIENT],
             CLASS_SUBDEVICE | CLASS_CHANNEL_GROUP => &[CLASS_DEVICE],
-            CLASS_MEMORY | CLASS_SYSTEM_MEMORY => &[CLASS_DEVICE, CLASS_CLIENT],
+            CLASS_DEVICE_MEMORY => &[CLASS_DEVICE, CLASS_SUBDEVICE],
+            CLASS_SYSTEM_MEMORY | CLASS_OS_DESCRIPTOR => &[CLASS_DEVICE, CLASS_CLIENT],
             CLASS_SUBDEVICE_DIAG => &[CLASS_SUBDEVICE],
             CLASS_CHANNEL => &[CLASS_CHANNEL_GROUP],
             CLASS_COMPUTE | CLASS_COPY => &[CLASS_CHANNEL],
@@ -195,21 +220,16 @@ impl Driver {
         if !allowed.contains(&above) {
             return Err(Status::INVALID_OBJECT_PARENT);
         }
-        let handle = match wanted.new {
-            0 => (FIRST_OBJECT..)
-                .find(|h| !client.objects.contains_key(h))
-                .ok_or(Status::INSUFFICIENT_RESOURCES)?,
-            taken if client.objects.contains_key(&taken) || taken == wanted.root => {
-                return Err(Status::INVALID_OBJECT_NEW);
-            }
-            free => free,
-        };
+        let handle = client.handle(wanted.root, wanted.new)?;
         let gpu = match (wanted.class, parent) {
-            (CLASS_DEVICE, _) => self.device(pid, wanted.instance)?,
+            (CLASS_DEVICE, _) => self.device(pid(), wanted.instance)?,
             (_, Some(parent)) => parent.gpu,
             (_, None) => 0,
         };
         let kind = self.make(gpu, wanted)?;
+        if let Kind::Memory(id) = kind {
+            self.memories.name(id, (wanted.root, handle));
+        }
         let object = Object {
             class: wanted.class,
             parent: wanted.parent,
@@ -239,10 +259,14 @@ impl Driver {
                 context: self.made(),
                 disables: 0,
             },
-            CLASS_MEMORY if wanted.size > MEMORY.saturating_sub(self.memory(gpu)) => {
+            CLASS_DEVICE_MEMORY if wanted.size > self.memory_free(gpu) => {
                 return Err(Status::NO_MEMORY);
             }
-            CLASS_MEMORY => Kind::Memory(wanted.size),
+            CLASS_DEVICE_MEMORY => {
+                let id = self.made();
+                self.memories.take(id, gpu, wanted.size);
+                Kind::Memory(id)
+            }
             _ => Kind::Plain,
         })
     }
@@ -302,6 +326,9 @@ impl Driver {
             let group = self.gpus.get_mut(object.gpu).and_then(|gpu| gpu.remove(id));
             let used = group.map_or(0, |g| g.used().0);
             *self.retired.entry((pid, object.gpu)).or_default() += used;
+        }
+        if let Kind::Memory(id) = object.kind {
+            self.memories.forget(id, (root, handle));
         }
         self.follow_channels(root, object.parent);
     }
@@ -420,24 +447,6 @@ impl Driver {
         }
         self.follow_channels(root, group);
         Ok(())
-    }
-
-    /// Memory in use on a GPU, bytes.
-    pub(crate) fn memory(&self, gpu: usize) -> u64 {
-        self.clients.keys().map(|&c| self.memory_of(c, gpu)).sum()
-    }
-
-    /// Memory in use by a client, its contexts included, bytes.
-    pub(crate) fn memory_of(&self, root: u32, gpu: usize) -> u64 {
-        let objects = self.clients.get(&root).into_iter().flat_map(|c| &c.objects);
-        let sizes = objects
-            .filter(|(_, o)| o.gpu == gpu)
-            .map(|(&handle, o)| match o.kind {
-                Kind::Memory(size) => size,
-                Kind::Group { .. } if self.is_compute(root, handle) => CONTEXT,
-                _ => 0,
-            });
-        sizes.sum()
     }
 
     /// GPU time that a process used while it has had a client, us.

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::offset_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -13,26 +11,14 @@ use fuser::{
     ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
 use ghost_model::Micros;
-use ghost_rm::abi::{
-    Alloc, AllocShort, CLASS_DEVICE, ControlArgs, ESC_REGISTER_FD, ESC_RM_ALLOC, ESC_RM_CONTROL,
-    ESC_RM_FREE, Free, iowr,
-};
-use ghost_rm::{Channel, Client, Object, Status};
-use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::Pid;
 
-use crate::driver::{CLASS_MEMORY, Driver, Node, Wanted};
+use crate::calls::process_of;
+use crate::driver::{Driver, Node};
 use crate::inventory;
 
 /// How long the kernel may keep names; they never change.
 const KEEP: Duration = Duration::from_secs(3600);
-
-/// The largest parameters of an alloc or a control, bytes.
-const MAX_PARAMS: u32 = 1 << 16;
-
-/// Where the size lies in the parameters of a memory allocation.
-const MEMORY_SIZE: usize = 64;
 
 pub(crate) fn now() -> Micros {
     clock_gettime(ClockId::CLOCK_MONOTONIC)
@@ -136,7 +122,7 @@ impl Files {
     }
 
     /// The driver at this moment. The lock guards all of it.
-    fn driver(&self) -> MutexGuard<'_, Driver> {
+    pub(crate) fn driver(&self) -> MutexGuard<'_, Driver> {
         let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
         driver.advance(now());
         driver
@@ -144,163 +130,6 @@ impl Files {
 
     fn texts(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<u8>>> {
         self.texts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Carries out an ioctl whose argument is `arg`; what is left in it goes back.
-    fn call(&self, caller: &Request, file: u64, cmd: u32, arg: &mut [u8]) -> Result<(), Errno> {
-        let control = self.driver().is_control(file);
-        let is = |number, size| u64::from(cmd) == iowr(number, size);
-        if !control {
-            return match is(ESC_REGISTER_FD, size_of::<i32>()) {
-                true => Ok(()),
-                false => Err(Errno::ENOTTY),
-            };
-        }
-        if is(ESC_RM_ALLOC, size_of::<Alloc>()) {
-            let size = word(arg, offset_of!(Alloc, params_size));
-            let status = self.alloc(caller, file, arg, size);
-            put(arg, offset_of!(Alloc, status), status.0);
-        } else if is(ESC_RM_ALLOC, size_of::<AllocShort>()) {
-            let size = word(arg, offset_of!(AllocShort, params_size));
-            let status = self.alloc(caller, file, arg, size);
-            put(arg, offset_of!(AllocShort, status), status.0);
-        } else if is(ESC_RM_FREE, size_of::<Free>()) {
-            let (root, old) = (
-                word(arg, offset_of!(Free, root)),
-                word(arg, offset_of!(Free, old)),
-            );
-            let freed = self.driver().free(file, root, old);
-            put(arg, offset_of!(Free, status), status_of(freed).0);
-        } else if is(ESC_RM_CONTROL, size_of::<ControlArgs>()) {
-            let status = self.control(caller, file, arg);
-            put(arg, offset_of!(ControlArgs, status), status.0);
-        } else {
-            return Err(Errno::ENOTTY);
-        }
-        Ok(())
-    }
-
-    /// Both forms of an alloc begin alike.
-    fn alloc(&self, caller: &Request, file: u64, arg: &mut [u8], size: u32) -> Status {
-        let address = long(arg, offset_of!(Alloc, params));
-        let params = match fetch(caller, address, size) {
-            Ok(params) => params,
-            Err(status) => return status,
-        };
-        let class = word(arg, offset_of!(Alloc, class));
-        let wanted = Wanted {
-            root: word(arg, offset_of!(Alloc, root)),
-            parent: word(arg, offset_of!(Alloc, parent)),
-            new: word(arg, offset_of!(Alloc, new)),
-            class,
-            instance: if class == CLASS_DEVICE {
-                word(&params, 0)
-            } else {
-                0
-            },
-            size: if class == CLASS_MEMORY {
-                long(&params, MEMORY_SIZE)
-            } else {
-                0
-            },
-        };
-        let allocated = self.driver().alloc(file, process_of(caller.pid()), wanted);
-        if let Ok(handle) = allocated {
-            put(arg, offset_of!(Alloc, new), handle);
-        }
-        status_of(allocated.map(drop))
-    }
-
-    fn control(&self, caller: &Request, file: u64, arg: &[u8]) -> Status {
-        let address = long(arg, offset_of!(ControlArgs, params));
-        let size = word(arg, offset_of!(ControlArgs, params_size));
-        let mut params = match fetch(caller, address, size) {
-            Ok(params) => params,
-            Err(status) => return status,
-        };
-        let target = Channel {
-            client: Client(word(arg, offset_of!(ControlArgs, client))),
-            object: Object(word(arg, offset_of!(ControlArgs, object))),
-        };
-        let cmd = word(arg, offset_of!(ControlArgs, cmd));
-        let status = self
-            .driver()
-            .control(file, caller.uid(), target, cmd, &mut params);
-        if status.is_ok()
-            && let Err(status) = give(caller, address, &params)
-        {
-            return status;
-        }
-        status
-    }
-}
-
-fn status_of(done: Result<(), Status>) -> Status {
-    done.err().unwrap_or(Status::OK)
-}
-
-/// The `u32` at `offset`, 0 past the end.
-fn word(bytes: &[u8], offset: usize) -> u32 {
-    let at = bytes.get(offset..).and_then(|rest| rest.first_chunk());
-    at.map_or(0, |b| u32::from_ne_bytes(*b))
-}
-
-fn long(bytes: &[u8], offset: usize) -> u64 {
-    let at = bytes.get(offset..).and_then(|rest| rest.first_chunk());
-    at.map_or(0, |b| u64::from_ne_bytes(*b))
-}
-
-fn put(bytes: &mut [u8], offset: usize, value: u32) {
-    let at = bytes
-        .get_mut(offset..)
-        .and_then(|rest| rest.first_chunk_mut());
-    if let Some(at) = at {
-        *at = value.to_ne_bytes();
-    }
-}
-
-/// The kernel names the thread that calls; the driver knows processes.
-fn process_of(thread: u32) -> u32 {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-    let group = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    group
-        .and_then(|id| id.trim().parse().ok())
-        .unwrap_or(thread)
-}
-
-/// The caller's parameters, which the ioctl only points to.
-fn fetch(caller: &Request, address: u64, size: u32) -> Result<Vec<u8>, Status> {
-    if size > MAX_PARAMS {
-        return Err(Status::INVALID_PARAM_STRUCT);
-    }
-    let mut params = vec![0; size as usize];
-    if size == 0 {
-        return Ok(params);
-    }
-    let there = [RemoteIoVec {
-        base: address as usize,
-        len: params.len(),
-    }];
-    let pid = Pid::from_raw(caller.pid() as i32);
-    let read = process_vm_readv(pid, &mut [IoSliceMut::new(&mut params)], &there);
-    match read {
-        Ok(n) if n == size as usize => Ok(params),
-        _ => Err(Status::INVALID_ADDRESS),
-    }
-}
-
-fn give(caller: &Request, address: u64, params: &[u8]) -> Result<(), Status> {
-    if params.is_empty() {
-        return Ok(());
-    }
-    let there = [RemoteIoVec {
-        base: address as usize,
-        len: params.len(),
-    }];
-    let pid = Pid::from_raw(caller.pid() as i32);
-    match process_vm_writev(pid, &[IoSlice::new(params)], &there) {
-        Ok(n) if n == params.len() => Ok(()),
-        _ => Err(Status::INVALID_ADDRESS),
     }
 }
 

@@ -1,11 +1,12 @@
 //! What the stand-in says of its GPUs in texts: the driver's `/proc` files, and telemetry in
 //! place of NVML's.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use crate::driver::{Driver, MEMORY};
+use crate::driver::Driver;
+use crate::memory::MEMORY;
 
 /// The driver version that the stand-in says it is.
 pub const VERSION: &str = "580.159.04";
@@ -50,28 +51,21 @@ pub(crate) fn telemetry(driver: &Driver) -> String {
         })
     });
     // A process is there on a GPU once it has a compute context.
-    let mut processes: BTreeMap<(usize, u32), u64> = BTreeMap::new();
+    let mut processes: BTreeSet<(usize, u32)> = BTreeSet::new();
     for (root, group, gpu, ..) in driver.groups() {
         if let Some(client) = driver
             .clients
             .get(&root)
             .filter(|_| driver.is_compute(root, group))
         {
-            processes.entry((gpu, client.pid)).or_default();
+            processes.insert((gpu, client.pid));
         }
     }
-    for (&root, client) in &driver.clients {
-        for gpu in 0..driver.gpus.len() {
-            if let Some(memory) = processes.get_mut(&(gpu, client.pid)) {
-                *memory += driver.memory_of(root, gpu);
-            }
-        }
-    }
-    let processes = processes.into_iter().map(|((gpu, pid), memory)| {
+    let processes = processes.into_iter().map(|(gpu, pid)| {
         json!({
             "gpu": uuid(gpu),
             "pid": pid,
-            "memory": memory,
+            "memory": driver.memory_of(pid, gpu).0,
             "used_us": driver.used(pid, gpu),
             "mps": false,
         })

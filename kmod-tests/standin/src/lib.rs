@@ -5,10 +5,14 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `nvidiactl` | clients and objects; alloc, free, control. Lines of [`wire`] written to it say what the program would launch, and are answered at the next read |
+//! | `nvidiactl` | clients and objects; alloc, free, duplicate, control, the older heap control. Lines of [`wire`] written to it say what the program would launch, and are answered at the next read |
 //! | `nvidia0`… | to be open before a device is allocated |
 //! | `telemetry.json` | GPUs, and processes with memory and GPU time: in place of NVML |
 //! | `proc/driver/nvidia/` | `version` and `gpus/*/information` as in `/proc` |
+//!
+//! Memory of a card is 80 GiB; what is allocated is rounded to the driver's pages, lives until its
+//! last name is gone, and is counted to the process that made the client of the oldest name. Whether
+//! a caller is an administrator is seen in its thread's capabilities.
 //!
 //! A client lives until the *last close* of its file, duplicates by `pidfd_getfd` included.
 //! Disables nest, act in list order up to the first channel that is not there, and stay when the
@@ -17,13 +21,15 @@
 //!
 //! [`wire`]: ghost_backend::sim::wire
 
+mod calls;
 mod controls;
 mod driver;
 mod fs;
 mod inventory;
+mod memory;
 pub mod tenant;
 
-pub use driver::{CLASS_CHANNEL, CLASS_COMPUTE, CLASS_COPY, CLASS_MEMORY, CLASS_SYSTEM_MEMORY};
+pub use driver::{CLASS_CHANNEL, CLASS_COMPUTE, CLASS_COPY, CLASS_SYSTEM_MEMORY};
 pub use inventory::VERSION;
 
 use std::io;
@@ -161,6 +167,16 @@ impl Standin {
             })
         });
         all.collect()
+    }
+
+    /// Bytes of a GPU's memory that are in use, what the driver takes itself included.
+    pub fn memory_used(&self, gpu: usize) -> u64 {
+        self.driver().memory(gpu)
+    }
+
+    /// Bytes of a GPU's memory that are counted to a process.
+    pub fn memory_of(&self, pid: u32, gpu: usize) -> u64 {
+        self.driver().memory_of(pid, gpu).0
     }
 
     /// Enables of channels that were not disabled.

@@ -1,6 +1,6 @@
 //! ghost-load: a load whose progress another process can read, where there is no GPU. It takes
 //! what `burn` takes and writes the same files, and runs on ghostd's simulator or on a stand-in
-//! for the driver.
+//! for the driver. `ghost-load mem` does what programs do with device memory.
 //!
 //! `NAME.csv` has `t_ms,kernels` every 5 ms, `t_ms` on CLOCK_MONOTONIC, or with a period a
 //! `t_ms,latency_ms` for each kernel. `NAME.ready` appears when the channel groups are there.
@@ -12,15 +12,34 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use ghost_backend::sim::wire::{Hello, Progress, Request, Response};
 use ghost_backend::sim::{SOCKET, SOCKET_ENV};
 use ghost_standin::DEV_ENV;
 use ghost_standin::tenant::Tenant;
 
+mod mem;
+
 #[derive(Parser)]
-#[command(about = "A load for ghostd's simulator, or for a stand-in for the NVIDIA driver")]
+#[command(
+    about = "A load for ghostd's simulator, or for a stand-in for the NVIDIA driver",
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 struct Args {
+    #[command(flatten)]
+    load: Option<Load>,
+    #[command(subcommand)]
+    task: Option<Task>,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    Mem(mem::Mem),
+}
+
+#[derive(clap::Args)]
+struct Load {
     /// Name of the CSV file.
     name: String,
     /// Length of a kernel in microseconds; 0 makes a context and stays idle.
@@ -64,7 +83,7 @@ enum Device {
 }
 
 impl Device {
-    fn open(args: &Args) -> Result<Self> {
+    fn open(args: &Load) -> Result<Self> {
         if let Some(dir) = &args.dev {
             let gpu = args.gpu.parse().context("a stand-in's GPU is an index")?;
             let mut tenant = Tenant::open(dir, gpu)?;
@@ -155,9 +174,21 @@ fn micros(ms: f64) -> u64 {
 }
 
 fn main() -> Result<()> {
-    let args = Args::parse();
+    match Args::parse() {
+        Args {
+            task: Some(Task::Mem(mem)),
+            ..
+        } => mem.run(),
+        Args {
+            load: Some(load), ..
+        } => run(&load),
+        _ => bail!("neither a name nor a task; see --help"),
+    }
+}
+
+fn run(args: &Load) -> Result<()> {
     let name = &args.name;
-    let mut device = Device::open(&args)?;
+    let mut device = Device::open(args)?;
     let duty = match args.duty.as_deref() {
         Some(&[on, off]) => Some((micros(on), micros(off))),
         _ => None,

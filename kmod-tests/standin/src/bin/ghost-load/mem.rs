@@ -1,0 +1,242 @@
+//! `ghost-load mem`: what a program does with device memory, step by step.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use ghost_model::Bytes;
+use ghost_rm::{Client, Object, Status};
+use ghost_standin::DEV_ENV;
+use ghost_standin::tenant::{Tenant, TenantError};
+
+/// The most pieces that a storm holds at a time, and the largest, bytes.
+const STORM_PIECES: usize = 32;
+const STORM_LARGEST: u64 = 64 << 20;
+
+const STEPS: &str = "\
+Steps, done in order; without any they are read from standard input, one a line. Each prints one \
+line that begins with its word:
+  client               own client, device and pid
+  context              make a CUDA context: 518M and its channels
+  alloc=SIZE[xN]       allocate SIZE, N times up to the first refusal; prints the handles
+  heap=SIZE            the same by the older heap control
+  import=CLIENT:OBJECT take memory of another process too, by the handles that it printed
+  free=OBJECT          free one handle; free=all frees all that were printed
+  info                 total and free, as cuMemGetInfo and NVML ask for them
+  old-info             the same by the two older queries
+  processes            PID:BYTES of what computes on the GPU, as nvidia-smi asks for them
+  hold=SECONDS         keep all that is held
+  storm=SECONDS        allocate and free at random, until then or until killed
+Memory that is not to be had is told as \"out of memory\", other refusals as \"refused\"; both are \
+no error.";
+
+/// Do things with the device memory of a stand-in for the driver, step by step
+#[derive(Args)]
+#[command(after_help = STEPS)]
+pub(crate) struct Mem {
+    /// Directory of the stand-in.
+    #[arg(long, env = DEV_ENV)]
+    dev: PathBuf,
+    /// Index of the GPU.
+    #[arg(long, default_value_t = 0)]
+    gpu: u32,
+    /// What to do: see below.
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Client,
+    Context,
+    Alloc(u64, u32),
+    Heap(u64),
+    Import(Client, Object),
+    Free(Option<Object>),
+    Info,
+    OldInfo,
+    Processes,
+    Hold(Duration),
+    Storm(Duration),
+}
+
+impl FromStr for Step {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (word, value) = match text.split_once('=') {
+            Some((word, value)) => (word, Some(value)),
+            None => (text, None),
+        };
+        let size = |text: &str| Ok::<u64, anyhow::Error>(text.parse::<Bytes>()?.0);
+        let time = |text: &str| Ok::<_, anyhow::Error>(Duration::try_from_secs_f64(text.parse()?)?);
+        Ok(match (word, value) {
+            ("client", None) => Step::Client,
+            ("context", None) => Step::Context,
+            ("alloc", Some(value)) => match value.split_once('x') {
+                Some((each, times)) => Step::Alloc(size(each)?, times.parse()?),
+                None => Step::Alloc(size(value)?, 1),
+            },
+            ("heap", Some(value)) => Step::Heap(size(value)?),
+            ("import", Some(value)) => {
+                let (client, object) = value.split_once(':').context("not CLIENT:OBJECT")?;
+                Step::Import(Client(handle(client)?), Object(handle(object)?))
+            }
+            ("free", Some("all")) => Step::Free(None),
+            ("free", Some(value)) => Step::Free(Some(Object(handle(value)?))),
+            ("info", None) => Step::Info,
+            ("old-info", None) => Step::OldInfo,
+            ("processes", None) => Step::Processes,
+            ("hold", Some(value)) => Step::Hold(time(value)?),
+            ("storm", Some(value)) => Step::Storm(time(value)?),
+            _ => bail!("{text:?} is no step; see ghost-load mem --help"),
+        })
+    }
+}
+
+fn handle(text: &str) -> Result<u32> {
+    let digits = text.strip_prefix("0x").context("a handle begins with 0x")?;
+    Ok(u32::from_str_radix(digits, 16)?)
+}
+
+/// What a step prints; a refusal is an answer.
+fn told<T>(
+    done: Result<T, impl Into<TenantError>>,
+    tell: impl FnOnce(T) -> String,
+) -> Result<String> {
+    match done.map_err(Into::into) {
+        Ok(value) => Ok(tell(value)),
+        Err(error) => match error.status() {
+            Some(Status::NO_MEMORY) => Ok("out of memory".into()),
+            Some(status) => Ok(format!("refused: {status}")),
+            None => Err(error.into()),
+        },
+    }
+}
+
+struct Run {
+    tenant: Tenant,
+    held: Vec<Object>,
+    random: u64,
+}
+
+impl Run {
+    fn step(&mut self, step: Step) -> Result<String> {
+        let sizes = |[total, free, ram]: [u64; 3]| format!("total={total} free={free} ram={ram}");
+        Ok(match step {
+            Step::Client => {
+                let (client, device) = (self.tenant.client(), self.tenant.device());
+                format!("client {client} device {device} pid {}", std::process::id())
+            }
+            Step::Context => format!("context {}", told(self.tenant.context(), |_| "ok".into())?),
+            Step::Alloc(size, times) => {
+                let mut line = "alloc".to_owned();
+                for _ in 0..times {
+                    let made = self.tenant.alloc(size);
+                    let last = made.is_err();
+                    line.push(' ');
+                    line.push_str(&told(made, |object| self.hold(object))?);
+                    if last {
+                        break;
+                    }
+                }
+                line
+            }
+            Step::Heap(size) => {
+                let made = self.tenant.heap_alloc(size);
+                format!("heap {}", told(made, |object| self.hold(object))?)
+            }
+            Step::Import(client, object) => {
+                let made = self.tenant.import(client, object);
+                format!("import {}", told(made, |object| self.hold(object))?)
+            }
+            Step::Free(Some(object)) => {
+                self.held.retain(|held| *held != object);
+                format!("free {}", told(self.tenant.free(object), |()| "ok".into())?)
+            }
+            Step::Free(None) => {
+                let held = std::mem::take(&mut self.held);
+                let freed = held.into_iter().try_for_each(|o| self.tenant.free(o));
+                format!("free {}", told(freed, |()| "ok".into())?)
+            }
+            Step::Info => format!("info {}", told(self.tenant.memory_info(), sizes)?),
+            Step::OldInfo => {
+                let list = told(self.tenant.memory_info_list(), sizes)?;
+                let heap = |(total, free)| format!("heap-total={total} heap-free={free}");
+                format!("old-info {list} {}", told(self.tenant.heap_info(), heap)?)
+            }
+            Step::Processes => {
+                let each = |(pid, bytes): (u32, u64)| format!("{pid}:{bytes}");
+                let all = |list: Vec<_>| list.into_iter().map(each).collect::<Vec<_>>().join(" ");
+                format!("processes {}", told(self.tenant.processes(), all)?)
+            }
+            Step::Hold(time) => {
+                std::thread::sleep(time);
+                "hold ok".into()
+            }
+            Step::Storm(time) => self.storm(time)?,
+        })
+    }
+
+    fn hold(&mut self, object: Object) -> String {
+        self.held.push(object);
+        object.to_string()
+    }
+
+    fn storm(&mut self, time: Duration) -> Result<String> {
+        let end = Instant::now() + time;
+        let mut pieces: BTreeMap<u64, Object> = BTreeMap::new();
+        let (mut allocated, mut freed, mut refused) = (0u64, 0u64, 0u64);
+        while Instant::now() < end {
+            let choice = self.random();
+            if pieces.len() < STORM_PIECES && choice.is_multiple_of(2) {
+                match self.tenant.alloc(choice % STORM_LARGEST + 1) {
+                    Ok(object) => {
+                        pieces.insert(choice, object);
+                        allocated += 1;
+                    }
+                    Err(error) if error.status() == Some(Status::NO_MEMORY) => refused += 1,
+                    Err(error) => return Err(error.into()),
+                }
+            } else if let Some((_, object)) = pieces.pop_first() {
+                self.tenant.free(object)?;
+                freed += 1;
+            }
+        }
+        pieces.into_values().try_for_each(|o| self.tenant.free(o))?;
+        Ok(format!(
+            "storm allocated={allocated} freed={freed} refused={refused}"
+        ))
+    }
+
+    /// Xorshift: which numbers does not matter.
+    fn random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
+
+impl Mem {
+    pub(crate) fn run(&self) -> Result<()> {
+        let mut run = Run {
+            tenant: Tenant::open(&self.dev, self.gpu)?,
+            held: Vec::new(),
+            random: u64::from(std::process::id()) | 1 << 40,
+        };
+        let print = |line: String| writeln!(std::io::stdout().lock(), "{line}");
+        if self.steps.is_empty() {
+            for line in std::io::stdin().lock().lines() {
+                print(run.step(line?.trim().parse()?)?)?;
+            }
+        }
+        for step in &self.steps {
+            print(run.step(*step)?)?;
+        }
+        Ok(())
+    }
+}
