@@ -19,10 +19,11 @@ use tokio::sync::watch;
 
 /// How often processes and GPUs are listed again where no event asks for it.
 const LIST: Duration = Duration::from_secs(5);
-/// The tick is so many times as long where nothing is to be done,
+/// The tick is so many times as long where nothing is to be done.
 const CALM: u32 = 2;
-/// and so many times where nothing happens, either.
-const REST: u32 = 4;
+/// Where nothing happens, either, the next turn may wait this long: backends look at each thing
+/// within a second, and some at each third turn.
+const REST: Duration = Duration::from_millis(300);
 /// How often readers get a new picture where nothing asks for it.
 const PUBLISH: Duration = Duration::from_millis(500);
 /// How often the policy's memory and the counters are saved.
@@ -246,7 +247,8 @@ impl<B: Backend> Control<B> {
             match wanted {
                 Some(wanted) => self.want(*wanted),
                 None if Instant::now() < self.rests && !self.backend.stirs() => {
-                    deadline = self.rests;
+                    let glance = Instant::now() + self.parts.tick.duration() * CALM;
+                    deadline = self.rests.min(glance);
                     (self.parts.alive)();
                     continue;
                 }
@@ -320,7 +322,7 @@ impl<B: Backend> Control<B> {
         let tick = self.parts.tick.duration();
         let calm = self.is_calm(plan);
         if calm && self.progress == Progress::Settled {
-            self.rests = begin + tick * REST;
+            self.rests = begin + REST;
         }
         let tick = begin + tick * if calm { CALM } else { 1 };
         let wake = plan.wake.map_or(tick, |w| begin + w.since(at).duration());

@@ -6,6 +6,20 @@ use std::time::{Duration, Instant};
 
 use crate::procid::{ProcError, ProcId};
 
+/// The first form of `struct pidfd_info`.
+#[repr(C)]
+#[derive(Default)]
+struct PidFdInfo {
+    mask: u64,
+    cgroup: u64,
+    /// Pids, users and groups.
+    rest: [u32; 12],
+}
+
+/// `_IOWR(0xFF, 11, struct pidfd_info)`
+const PIDFD_GET_INFO: libc::c_ulong =
+    3 << 30 | (size_of::<PidFdInfo>() as libc::c_ulong) << 16 | 0xFF << 8 | 11;
+
 /// A held process: it can exit, but nothing else can take its place. Readable,
 /// in the sense of `poll`, once the whole process has exited.
 #[derive(Debug)]
@@ -76,6 +90,20 @@ impl PidFd {
             ProcError::System { pid, call, source }
         })?;
         Ok(exited.is_empty())
+    }
+
+    /// A number that its cgroup (v2) has and no other ever had; `None` where the kernel does not
+    /// tell (before Linux 6.13), or the process is gone.
+    #[must_use]
+    pub fn cgroup_id(&self) -> Option<u64> {
+        const CGROUP: u64 = 1 << 2;
+        let mut info = PidFdInfo {
+            mask: CGROUP,
+            ..PidFdInfo::default()
+        };
+        // SAFETY: the number holds the size of `info`, and the kernel writes no more than that.
+        let done = unsafe { libc::ioctl(self.fd.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
+        (done == 0 && info.mask & CGROUP != 0).then_some(info.cgroup)
     }
 
     /// Calls `f` with a duplicate of the process's descriptor `fd`, which is
@@ -234,6 +262,21 @@ mod tests {
                 "{pid}"
             );
         }
+    }
+
+    #[test]
+    fn a_cgroup_has_a_number() {
+        let mut children = [sleeper(), sleeper()];
+        let ids = children.each_ref().map(|child| {
+            let held = PidFd::open_pid(child.id() as i32).unwrap();
+            held.cgroup_id()
+        });
+        // Both are where we are; an old kernel says so of neither.
+        assert_eq!(ids[0], ids[1]);
+        assert_ne!(ids[0], Some(0));
+        let held = PidFd::open_pid(children[0].id() as i32).unwrap();
+        children.each_mut().map(end);
+        assert_eq!(held.cgroup_id(), None);
     }
 
     #[test]

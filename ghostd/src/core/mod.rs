@@ -29,7 +29,7 @@ use tokio::sync::{oneshot, watch};
 /// Requests that may wait; more are told to come back.
 const QUEUE: usize = 256;
 /// How often the core looks whether members are still there.
-const PRUNE: Duration = Duration::from_secs(1);
+const PRUNE: Duration = Duration::from_secs(2);
 
 /// All containers, by name.
 pub type Entries = BTreeMap<Name, Arc<Entry>>;

@@ -24,11 +24,11 @@ const LIST_BLIND: Micros = Micros(1_000_000);
 /// And at most this often with one: each allocation of memory is one.
 const LIST_AT_MOST: Micros = Micros(20_000);
 /// One known process is scanned this often, as long as the count moved since its last scan.
-const SWEEP: Micros = Micros(2_000_000);
+const SWEEP: Micros = Micros(4_000_000);
 /// The same where no trace tells of new contexts.
 const SWEEP_BLIND: Micros = Micros(100_000);
 /// Each process's cgroup is read this often.
-const FOLLOW: Micros = Micros(750_000);
+const FOLLOW: Micros = Micros(850_000);
 /// Compute classes, newest first, from Blackwell to Volta. A chip has one that is in use.
 const COMPUTE_CLASSES: [u32; 9] = [
     0xCEC0, 0xCDC0, 0xCBC0, 0xC9C0, 0xC7C0, 0xC6C0, 0xC5C0, 0xC3C0, 0xC1C0,

@@ -332,3 +332,58 @@ impl Telemetry for FileTelemetry {
         "the stand-in's own count"
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One process, which holds a byte more each time that it is asked about.
+    struct Growing(u64);
+
+    impl Telemetry for Growing {
+        fn cards(&mut self) -> Result<Vec<Card>, TelemetryError> {
+            Ok(Vec::new())
+        }
+
+        fn processes(&mut self, _: &GpuId) -> Result<BTreeMap<u32, Option<Bytes>>, TelemetryError> {
+            self.0 += 1;
+            Ok(BTreeMap::from([(7, Some(Bytes(self.0)))]))
+        }
+
+        fn mps(&mut self, _: &GpuId) -> Result<Vec<u32>, TelemetryError> {
+            Ok(Vec::new())
+        }
+
+        fn used(&mut self, _: &GpuId) -> Result<Vec<Used>, TelemetryError> {
+            Ok(Vec::new())
+        }
+
+        fn period(&self) -> Micros {
+            Micros::ZERO
+        }
+
+        fn source(&self) -> &'static str {
+            "a test"
+        }
+    }
+
+    #[test]
+    fn what_is_held_is_asked_for_when_the_count_moves_or_is_not_known() {
+        let gpu: GpuId = "GPU-00000000-0000-0000-0000-000000000001".parse().unwrap();
+        let (mut holdings, mut telemetry) = (Holdings::default(), Growing(0));
+        let mut held = |resources: Option<u64>, at| {
+            let count = resources.map(|resources| ClientDatabase {
+                clients: 1,
+                pad: 0,
+                resources,
+            });
+            holdings.on(&gpu, count, Micros(at), &mut telemetry)[&7]
+        };
+        assert_eq!(held(Some(5), 0), Some(Bytes(1)));
+        assert_eq!(held(Some(5), 9_000_000), Some(Bytes(1)));
+        assert_eq!(held(Some(6), 9_000_001), Some(Bytes(2)));
+        assert_eq!(held(Some(6), 19_000_001), Some(Bytes(3)));
+        assert_eq!(held(None, 19_000_002), Some(Bytes(4)));
+        assert_eq!(held(None, 19_000_003), Some(Bytes(5)));
+    }
+}

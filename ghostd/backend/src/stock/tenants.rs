@@ -23,7 +23,7 @@ const STEP: u32 = 16_384;
 const SETTLING_US: [u64; 3] = [100_000, 400_000, 1_200_000];
 
 /// How often timeslices are read back; those of different processes at different times.
-pub(super) const AUDIT: Micros = Micros(750_000);
+pub(super) const AUDIT: Micros = Micros(850_000);
 
 /// Why something of a tenant cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -121,6 +121,8 @@ pub(super) struct Tenant {
     /// The driver's count of objects when its groups were last seen to be those that are known.
     pub(super) verified: Option<ClientDatabase>,
     cgroup: Option<String>,
+    /// The kernel's number of it, if it tells.
+    cgroup_id: Option<u64>,
     clients: Vec<Own>,
     settling: Vec<Micros>,
     /// Scans in vain, since the last that found something.
@@ -153,6 +155,7 @@ impl Tenant {
             audit_due: now + Micros(u64::from(pid) * 37_000 % AUDIT.0),
             verified: None,
             cgroup: None,
+            cgroup_id: None,
             clients: Vec::new(),
             settling,
             in_vain: 0,
@@ -162,6 +165,8 @@ impl Tenant {
 
     /// Reads its cgroup again and puts it where it belongs.
     pub(super) fn place(&mut self, members: &Members) {
+        // Asked before the path is read: it may move between the two.
+        self.cgroup_id = self.held.cgroup_id();
         if let Some(path) = cgroup::path_of(self.id.pid) {
             self.cgroup = Some(path);
         }
@@ -170,10 +175,8 @@ impl Tenant {
 
     /// The same for one that these `members` have placed before.
     pub(super) fn follow(&mut self, members: &Members) {
-        let path = cgroup::path_of(self.id.pid);
-        if path.is_some() && path != self.cgroup {
-            self.cgroup = path;
-            self.container = members.container_of(self.id, self.cgroup.as_deref());
+        if self.cgroup_id.is_none() || self.held.cgroup_id() != self.cgroup_id {
+            self.place(members);
         }
     }
 
