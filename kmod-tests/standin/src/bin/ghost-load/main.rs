@@ -1,10 +1,12 @@
 //! ghost-load: a load whose progress another process can read, where there is no GPU. It takes
 //! what `burn` takes and writes the same files, and runs on ghostd's simulator or on a stand-in
-//! for the driver. `ghost-load mem` does what programs do with device memory.
+//! for the driver. `ghost-load mem` does what programs do with device memory. A program that is
+//! linked statically is made with `RUSTFLAGS=-Ctarget-feature=+crt-static` and a `--target`.
 //!
 //! `NAME.csv` has `t_ms,kernels` every 5 ms, `t_ms` on CLOCK_MONOTONIC, or with a period a
 //! `t_ms,latency_ms` for each kernel. `NAME.ready` appears when the channel groups are there.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -12,34 +14,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use ghost_backend::sim::wire::{Hello, Progress, Request, Response};
 use ghost_backend::sim::{SOCKET, SOCKET_ENV};
 use ghost_standin::DEV_ENV;
 use ghost_standin::tenant::Tenant;
+use mem::Mem;
 
 mod mem;
 
 #[derive(Parser)]
 #[command(
     about = "A load for ghostd's simulator, or for a stand-in for the NVIDIA driver",
-    args_conflicts_with_subcommands = true,
-    subcommand_negates_reqs = true
+    after_help = "ghost-load mem --help: what programs do with device memory, step by step."
 )]
 struct Args {
-    #[command(flatten)]
-    load: Option<Load>,
-    #[command(subcommand)]
-    task: Option<Task>,
-}
-
-#[derive(Subcommand)]
-enum Task {
-    Mem(mem::Mem),
-}
-
-#[derive(clap::Args)]
-struct Load {
     /// Name of the CSV file.
     name: String,
     /// Length of a kernel in microseconds; 0 makes a context and stays idle.
@@ -83,7 +72,7 @@ enum Device {
 }
 
 impl Device {
-    fn open(args: &Load) -> Result<Self> {
+    fn open(args: &Args) -> Result<Self> {
         if let Some(dir) = &args.dev {
             let gpu = args.gpu.parse().context("a stand-in's GPU is an index")?;
             let mut tenant = Tenant::open(dir, gpu)?;
@@ -174,21 +163,16 @@ fn micros(ms: f64) -> u64 {
 }
 
 fn main() -> Result<()> {
-    match Args::parse() {
-        Args {
-            task: Some(Task::Mem(mem)),
-            ..
-        } => mem.run(),
-        Args {
-            load: Some(load), ..
-        } => run(&load),
-        _ => bail!("neither a name nor a task; see --help"),
+    // A subcommand beside a name, with options that the environment sets, is more than clap tells
+    // apart.
+    let mut words = std::env::args_os();
+    if words.nth(1).is_some_and(|word| word == "mem") {
+        let program = OsString::from("ghost-load mem");
+        return Mem::parse_from(std::iter::once(program).chain(words)).run();
     }
-}
-
-fn run(args: &Load) -> Result<()> {
+    let args = Args::parse();
     let name = &args.name;
-    let mut device = Device::open(args)?;
+    let mut device = Device::open(&args)?;
     let duty = match args.duty.as_deref() {
         Some(&[on, off]) => Some((micros(on), micros(off))),
         _ => None,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::Parser;
 use ghost_model::Bytes;
 use ghost_rm::{Client, Object, Status};
 use ghost_standin::DEV_ENV;
@@ -30,12 +30,12 @@ line that begins with its word:
   old-info             the same by the two older queries
   processes            PID:BYTES of what computes on the GPU, as nvidia-smi asks for them
   hold=SECONDS         keep all that is held
-  storm=SECONDS        allocate and free at random, until then or until killed
+  storm=SECONDS        allocate and free at random, until then or until killed; tells the slowest
 Memory that is not to be had is told as \"out of memory\", other refusals as \"refused\"; both are \
 no error.";
 
-/// Do things with the device memory of a stand-in for the driver, step by step
-#[derive(Args)]
+/// Does things with the device memory of a stand-in for the driver, step by step
+#[derive(Parser)]
 #[command(after_help = STEPS)]
 pub(crate) struct Mem {
     /// Directory of the stand-in.
@@ -190,7 +190,12 @@ impl Run {
         let end = Instant::now() + time;
         let mut pieces: BTreeMap<u64, Object> = BTreeMap::new();
         let (mut allocated, mut freed, mut refused) = (0u64, 0u64, 0u64);
-        while Instant::now() < end {
+        let mut slowest = Duration::ZERO;
+        loop {
+            let begun = Instant::now();
+            if begun >= end {
+                break;
+            }
             let choice = self.random();
             if pieces.len() < STORM_PIECES && choice.is_multiple_of(2) {
                 match self.tenant.alloc(choice % STORM_LARGEST + 1) {
@@ -205,10 +210,12 @@ impl Run {
                 self.tenant.free(object)?;
                 freed += 1;
             }
+            slowest = slowest.max(begun.elapsed());
         }
         pieces.into_values().try_for_each(|o| self.tenant.free(o))?;
         Ok(format!(
-            "storm allocated={allocated} freed={freed} refused={refused}"
+            "storm allocated={allocated} freed={freed} refused={refused} slowest_ms={}",
+            slowest.as_millis()
         ))
     }
 
