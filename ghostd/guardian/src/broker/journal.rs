@@ -155,7 +155,7 @@ fn next_magic(bytes: &[u8]) -> &[u8] {
 
 /// The books and their journal: how the broker changes them.
 ///
-/// What takes (`open`, `charge`, `begin`, limits and cards) is not done when it cannot be written
+/// What takes (`open`, `charge`, `share`, `begin`, limits and cards) is not done when it cannot be written
 /// down. What gives back or follows the driver is done nevertheless: then the file is replaced
 /// before anything else is written.
 #[derive(Debug)]
@@ -282,7 +282,22 @@ impl<S: Store> Keeper<S> {
         }
     }
 
-    /// The driver did it, under this name of the same client, with this size.
+    /// Notes a further name of the memory that has the name `of`, before the driver is asked for
+    /// it. `None` if no memory in the books has that name.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NoClient`], [`Refusal::TooMany`]; [`LedgerError::Io`].
+    pub fn share(&mut self, of: MemoryId, id: MemoryId) -> Result<Option<Ticket>, KeepError> {
+        let Some(memory) = self.books.ticket(of) else {
+            return Ok(None);
+        };
+        let ticket = self.books.may_name(id.0)?;
+        self.take(&Op::Share { ticket, memory, id })?;
+        Ok(Some(ticket))
+    }
+
+    /// The driver did it, under this name of the same client; a new memory has this size.
     ///
     /// # Errors
     ///
@@ -300,9 +315,9 @@ impl<S: Store> Keeper<S> {
         self.give(&Op::Cancel { ticket, failed })
     }
 
-    /// Ends a charge whose answer was lost, by whether the driver has the object that was asked
-    /// for. Of one that the driver was to name nobody can say: pass `false`, and what there is
-    /// shows as residual.
+    /// Ends a charge or a share whose answer was lost, by whether the driver has the object that
+    /// was asked for. Of one that the driver was to name nobody can say: pass `false`, and what
+    /// there is shows as residual.
     ///
     /// # Errors
     ///
@@ -315,17 +330,8 @@ impl<S: Store> Keeper<S> {
         }
     }
 
-    /// Gives a memory one more name, after the driver did it; ask [`Books::may_name`] before. A
-    /// memory or client that is not known makes no difference.
-    ///
-    /// # Errors
-    ///
-    /// [`LedgerError::Io`]; done nevertheless.
-    pub fn share(&mut self, of: MemoryId, id: MemoryId) -> Result<(), LedgerError> {
-        self.give(&Op::Share { of, id })
-    }
-
-    /// A name is gone.
+    /// A name is gone. If others may use it again meanwhile, compare [`Books::ticket`] with what
+    /// it was before the driver was asked.
     ///
     /// # Errors
     ///

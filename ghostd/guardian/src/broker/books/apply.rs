@@ -2,13 +2,13 @@
 //! piece of the journal may, changes nothing. Bounds are looser than those of the decisions, which
 //! come first.
 
-use ghost_model::{Name, ProcId};
+use ghost_model::{MemoryEvents, Name, ProcId};
 use ghost_rm::{Client, Object};
 
 use super::tree::Protection;
 use super::{
     Books, Card, CardInfo, MAX_BYTES, MAX_CALLS, MAX_CLIENTS, MAX_NAMES, Memory, MemoryId, Op,
-    Owned, PerCard, Process, Ticket,
+    Owned, Pending, PerCard, Process, Ticket,
 };
 
 impl Books {
@@ -28,13 +28,13 @@ impl Books {
                 bytes,
             } => {
                 if let Some(container) = self.clients.get(&id.0).map(|client| client.container) {
-                    self.add(*ticket, *id, container, (*card, *bytes), true);
+                    self.add(*ticket, *id, container, (*card, *bytes), Some(*ticket));
                 }
             }
             Op::Refuse { client, card, max } => self.refuse(*client, *card, max.as_ref()),
             Op::Settle { ticket, id, bytes } => self.settle(*ticket, *id, *bytes),
             Op::Cancel { ticket, failed } => self.cancel(*ticket, *failed),
-            Op::Share { of, id } => self.share(*of, *id),
+            Op::Share { ticket, memory, id } => self.share(*ticket, *memory, *id),
             Op::Free { id } => self.free(*id),
             Op::Close { client } => self.close(*client),
             Op::Residual {
@@ -77,6 +77,12 @@ impl Books {
                 bytes,
                 pending,
             } => self.add(*ticket, *id, *container, (*card, *bytes), *pending),
+            Op::Name { memory, id } => {
+                let is_settled = self.memories.get(memory).is_some_and(|m| m.settled);
+                if is_settled && self.clients.contains_key(&id.0) {
+                    self.name_memory(*memory, *id, None);
+                }
+            }
             Op::Process {
                 owner,
                 container,
@@ -166,47 +172,115 @@ impl Books {
         }
     }
 
-    /// Adds a memory with its first name, pending or not.
+    /// Adds a memory with its first name, which is pending under a ticket or is not.
     fn add(
         &mut self,
         ticket: Ticket,
         id: MemoryId,
         container: u32,
         (card, bytes): (Card, u64),
-        pending: bool,
+        pending: Option<Ticket>,
     ) {
-        let Some(client) = self.clients.get(&id.0).copied() else {
-            return;
-        };
-        if ticket.0 == u64::MAX
-            || self.memories.contains_key(&ticket)
+        if !self.clients.contains_key(&id.0)
             || !self.tree.nodes.contains_key(&container)
-            || self.names.len() + self.pending.len() >= 2 * MAX_NAMES
+            || !self.is_new(ticket)
+            || !pending.is_none_or(|pending| self.is_new(pending))
         {
             return;
         }
-        if pending {
-            self.pending.insert(ticket);
-        } else {
-            self.free(id);
-            self.names.insert(id, ticket);
-        }
-        let bytes = bytes.min(MAX_BYTES);
-        self.next_ticket = self.next_ticket.max(ticket.0.saturating_add(1));
-        self.tree.charge(container, card, bytes, pending);
-        self.hold(client.owner, card, bytes);
-        self.name_count(client.container, 1);
-        if let Some(node) = self.tree.nodes.get_mut(&container) {
-            node.uses += 1;
-        }
+        let settled = pending != Some(ticket);
         let memory = Memory {
             container,
             card,
-            bytes,
-            asked: pending.then_some(id),
-            holders: vec![(client.owner, 1)],
+            bytes: bytes.min(MAX_BYTES),
+            settled,
+            holders: Vec::new(),
         };
+        self.use_ticket(ticket);
+        self.tree.charge(container, card, memory.bytes, !settled);
         self.memories.insert(ticket, memory);
+        if let Some(node) = self.tree.nodes.get_mut(&container) {
+            node.uses += 1;
+        }
+        self.name_memory(ticket, id, pending);
+    }
+
+    /// Gives a memory a name more, pending or not.
+    fn name_memory(&mut self, memory: Ticket, id: MemoryId, pending: Option<Ticket>) {
+        self.hold_memory(memory, id.0);
+        match pending {
+            Some(ticket) => {
+                self.use_ticket(ticket);
+                self.pending.insert(ticket, Pending { id, memory });
+            }
+            None => {
+                self.free(id);
+                self.names.insert(id, memory);
+            }
+        }
+    }
+
+    /// Whether a ticket is unused, and there is room for a name.
+    fn is_new(&self, ticket: Ticket) -> bool {
+        ticket.0 < u64::MAX
+            && !self.memories.contains_key(&ticket)
+            && !self.pending.contains_key(&ticket)
+            && self.names.len() + self.pending.len() < 2 * MAX_NAMES
+    }
+
+    fn use_ticket(&mut self, ticket: Ticket) {
+        self.next_ticket = self.next_ticket.max(ticket.0.saturating_add(1));
+    }
+
+    /// A client has a name of the memory more.
+    fn hold_memory(&mut self, memory: Ticket, client: Client) {
+        let Some(Owned { owner, container }) = self.clients.get(&client).copied() else {
+            return;
+        };
+        let Some(memory) = self.memories.get_mut(&memory) else {
+            return;
+        };
+        let (card, bytes) = (memory.card, memory.bytes);
+        let holders = &mut memory.holders;
+        match holders.iter_mut().find(|(holder, _)| *holder == owner) {
+            Some((_, names)) => *names += 1,
+            None => {
+                holders.push((owner, 1));
+                holders.sort_unstable();
+                self.hold(owner, card, bytes);
+            }
+        }
+        self.name_count(container, 1);
+        self.changed(owner);
+    }
+
+    /// A client has a name of the memory less. The last one takes it out of the books.
+    fn release_memory(&mut self, ticket: Ticket, client: Client) {
+        let Some(Owned { owner, container }) = self.clients.get(&client).copied() else {
+            return;
+        };
+        self.name_count(container, -1);
+        self.changed(owner);
+        let Some(memory) = self.memories.get_mut(&ticket) else {
+            return;
+        };
+        let mut is_held = false;
+        memory.holders.retain_mut(|(holder, names)| {
+            *names -= u32::from(*holder == owner);
+            is_held |= *holder == owner && *names > 0;
+            *names > 0
+        });
+        let is_last = memory.holders.is_empty();
+        let (at, card, bytes, settled) =
+            (memory.container, memory.card, memory.bytes, memory.settled);
+        if !is_held {
+            self.unhold(owner, card, bytes);
+        }
+        if is_last {
+            self.memories.remove(&ticket);
+            self.tree.uncharge(at, card, bytes, !settled);
+            self.release(at);
+        }
     }
 
     fn refuse(&mut self, client: Client, card: Card, max: Option<&Name>) {
@@ -224,27 +298,29 @@ impl Books {
     }
 
     fn settle(&mut self, ticket: Ticket, id: MemoryId, bytes: u64) {
-        let Some(memory) = self.memories.get(&ticket) else {
-            return;
-        };
-        let Some(asked) = memory.asked else {
+        let Some(Pending { id: asked, memory }) = self.pending.get(&ticket).copied() else {
             return;
         };
         if asked.0 != id.0 {
             return self.cancel(ticket, false);
         }
+        self.pending.remove(&ticket);
         // The driver gave the name, so what had it before is gone.
         self.free(id);
-        let bytes = bytes.min(MAX_BYTES);
-        let Some(memory) = self.memories.get_mut(&ticket) else {
+        self.names.insert(id, memory);
+        let owner = self.clients.get(&id.0).map(|client| client.owner);
+        if let Some(owner) = owner {
+            self.changed(owner);
+        }
+        let Some(memory) = self.memories.get_mut(&memory) else {
             return;
         };
-        let (container, card, before) = (memory.container, memory.card, memory.bytes);
-        memory.asked = None;
-        memory.bytes = bytes;
-        let owner = memory.holders.first().map(|(owner, _)| *owner);
-        self.pending.remove(&ticket);
-        self.names.insert(id, ticket);
+        if std::mem::replace(&mut memory.settled, true) {
+            return;
+        }
+        let (container, card) = (memory.container, memory.card);
+        let bytes = bytes.min(MAX_BYTES);
+        let before = std::mem::replace(&mut memory.bytes, bytes);
         self.tree.uncharge(container, card, before, true);
         self.tree.charge(container, card, bytes, false);
         if let Some(owner) = owner {
@@ -255,92 +331,29 @@ impl Books {
     }
 
     fn cancel(&mut self, ticket: Ticket, failed: bool) {
-        if !self.pending.remove(&ticket) {
-            return;
-        }
-        let Some(memory) = self.memories.remove(&ticket) else {
+        let Some(Pending { id, memory }) = self.pending.remove(&ticket) else {
             return;
         };
-        if failed {
-            let (container, card) = (memory.container, memory.card);
-            self.tree.count(container, card, |events| {
-                events.fail = events.fail.saturating_add(1)
-            });
+        let asker = self.clients.get(&id.0).map(|client| client.container);
+        let card = self.memories.get(&memory).map(|memory| memory.card);
+        if let (true, Some(asker), Some(card)) = (failed, asker, card) {
+            let fail = |events: &mut MemoryEvents| events.fail = events.fail.saturating_add(1);
+            self.tree.count(asker, card, fail);
         }
-        for (owner, _) in &memory.holders {
-            self.unhold(*owner, memory.card, memory.bytes);
-        }
-        let asked = memory.asked.and_then(|id| self.clients.get(&id.0));
-        if let Some(container) = asked.map(|client| client.container) {
-            self.name_count(container, -1);
-        }
-        self.drop_memory(&memory);
+        self.release_memory(memory, id.0);
     }
 
-    fn share(&mut self, of: MemoryId, id: MemoryId) {
-        let Some(client) = self.clients.get(&id.0).copied() else {
-            return;
-        };
-        if of == id || !self.names.contains_key(&of) || self.names.len() >= 2 * MAX_NAMES {
-            return;
+    fn share(&mut self, ticket: Ticket, memory: Ticket, id: MemoryId) {
+        let is_settled = self.memories.get(&memory).is_some_and(|m| m.settled);
+        if is_settled && self.clients.contains_key(&id.0) && self.is_new(ticket) {
+            self.name_memory(memory, id, Some(ticket));
         }
-        self.free(id);
-        let Some(&ticket) = self.names.get(&of) else {
-            return;
-        };
-        let Some(memory) = self.memories.get_mut(&ticket) else {
-            return;
-        };
-        let (card, bytes) = (memory.card, memory.bytes);
-        let holders = &mut memory.holders;
-        match holders.iter_mut().find(|(owner, _)| *owner == client.owner) {
-            Some((_, names)) => *names += 1,
-            None => {
-                holders.push((client.owner, 1));
-                holders.sort_unstable();
-                self.hold(client.owner, card, bytes);
-            }
-        }
-        self.names.insert(id, ticket);
-        self.name_count(client.container, 1);
-        self.changed(client.owner);
     }
 
     fn free(&mut self, id: MemoryId) {
-        let Some(ticket) = self.names.remove(&id) else {
-            return;
-        };
-        let Some(client) = self.clients.get(&id.0).copied() else {
-            return;
-        };
-        self.name_count(client.container, -1);
-        self.changed(client.owner);
-        let Some(memory) = self.memories.get_mut(&ticket) else {
-            return;
-        };
-        let (card, bytes) = (memory.card, memory.bytes);
-        let holder = memory.holders.iter().position(|h| h.0 == client.owner);
-        let Some(names) = holder.and_then(|at| memory.holders.get_mut(at)) else {
-            return;
-        };
-        names.1 -= 1;
-        if names.1 > 0 {
-            return;
+        if let Some(memory) = self.names.remove(&id) {
+            self.release_memory(memory, id.0);
         }
-        memory.holders.retain(|(_, names)| *names > 0);
-        let is_last = memory.holders.is_empty();
-        self.unhold(client.owner, card, bytes);
-        if is_last && let Some(memory) = self.memories.remove(&ticket) {
-            self.drop_memory(&memory);
-        }
-    }
-
-    /// Takes back the charge of a memory that was removed.
-    fn drop_memory(&mut self, memory: &Memory) {
-        let pending = memory.asked.is_some();
-        let (container, card) = (memory.container, memory.card);
-        self.tree.uncharge(container, card, memory.bytes, pending);
-        self.release(container);
     }
 
     fn close(&mut self, client: Client) {

@@ -8,7 +8,8 @@
 //! - A *client* is charged where it was first seen; a process that moves is charged where it went
 //!   for the clients that it makes from then on.
 //! - A *memory* is charged to the container of the client that allocated it until its last name
-//!   (client and object) is gone, also when that client went first.
+//!   (client and object) is gone, also when that client went first. A name counts from before the
+//!   driver is asked for it, so that no free in between loses the memory.
 //! - *Pending* memory is charged and not settled yet: it counts against limits, and in no peak or
 //!   event, since the driver may refuse it.
 //! - *Residual* is what the driver says a process holds beyond all memories that its clients have
@@ -29,7 +30,7 @@ mod tests;
 mod tree;
 mod valid;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -79,7 +80,7 @@ pub struct Observed {
     pub container: Option<Name>,
 }
 
-/// A charge from before the driver is asked until its answer.
+/// A charge, or a further name, from before the driver is asked until its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
@@ -245,7 +246,7 @@ pub struct Books {
     processes: BTreeMap<ProcId, Process>,
     memories: BTreeMap<Ticket, Memory>,
     names: BTreeMap<MemoryId, Ticket>,
-    pending: BTreeSet<Ticket>,
+    pending: BTreeMap<Ticket, Pending>,
     calls: BTreeMap<(SessionId, i32), Call>,
 }
 
@@ -269,16 +270,24 @@ struct Process {
     residual: PerCard,
 }
 
-/// A memory, charged once however many names it has.
+/// A memory, charged once however many names it has. Its number is the ticket it was charged under.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Memory {
     container: u32,
     card: Card,
     bytes: u64,
-    /// While pending the name that was asked for.
-    asked: Option<MemoryId>,
-    /// How many names of it each process has. One while pending.
+    /// Whether the driver gave it. Until then it has one name, which is pending.
+    settled: bool,
+    /// How many names of it each process has, pending ones included.
     holders: Vec<(ProcId, u32)>,
+}
+
+/// A name that the driver was asked for and has not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pending {
+    /// The object is 0 if the driver picks.
+    id: MemoryId,
+    memory: Ticket,
 }
 
 /// Bytes by card, without those that are 0.

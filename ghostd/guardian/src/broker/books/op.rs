@@ -76,25 +76,27 @@ ops! {
     }
     /// The driver did it.
     4 Settle {
-        /// The charge.
+        /// The charge, or the further name.
         ticket: Ticket,
         /// The memory's name.
         id: MemoryId,
-        /// How much it took.
+        /// How much it took; means nothing for a further name.
         bytes: u64,
     }
     /// The driver did not do it.
     5 Cancel {
-        /// The charge.
+        /// The charge, or the further name.
         ticket: Ticket,
         /// Whether that is a failed allocation.
         failed: bool,
     }
-    /// A memory has one more name.
+    /// A further name of a memory is about to be asked of the driver.
     6 Share {
-        /// A name that it has.
-        of: MemoryId,
-        /// The new one.
+        /// Its number.
+        ticket: Ticket,
+        /// The memory, by the ticket of its charge.
+        memory: Ticket,
+        /// The name; the object is 0 if the driver picks.
         id: MemoryId,
     }
     /// A name is gone.
@@ -156,11 +158,11 @@ ops! {
         /// The container.
         name: Name,
     }
-    /// Of a snapshot: a memory with its first name. Further names follow as `Share`.
+    /// Of a snapshot: a memory with its first name. Further ones follow as `Name` and `Share`.
     21 Memory {
         /// Its number.
         ticket: Ticket,
-        /// A name; the one asked for if it is pending.
+        /// The name; the one asked for if it is pending.
         id: MemoryId,
         /// The container that is charged.
         container: u32,
@@ -168,8 +170,15 @@ ops! {
         card: Card,
         /// How much.
         bytes: u64,
-        /// Whether the driver's answer is not known.
-        pending: bool,
+        /// The ticket of the name if it is pending: the memory's own if that is, too.
+        pending: Option<Ticket>,
+    }
+    /// Of a snapshot: a further name that a memory has.
+    25 Name {
+        /// The memory.
+        memory: Ticket,
+        /// The name.
+        id: MemoryId,
     }
     /// Of a snapshot: where a process's residual is charged, and when its names last changed.
     22 Process {

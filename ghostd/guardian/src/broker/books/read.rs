@@ -94,18 +94,23 @@ impl Books {
         self.names.range(all).map(|(id, _)| id.1)
     }
 
-    /// Charges that are not settled, with the names asked for.
-    pub fn pending_names(&self) -> impl Iterator<Item = (Ticket, MemoryId)> {
-        let asked = |ticket| self.memories.get(ticket)?.asked;
-        let pending = self.pending.iter();
-        pending.filter_map(move |ticket| Some((*ticket, asked(ticket)?)))
+    /// The memory that has this name, by the ticket of its charge.
+    #[must_use]
+    pub fn ticket(&self, id: MemoryId) -> Option<Ticket> {
+        self.names.get(&id).copied()
     }
 
-    /// The name that was asked for and the bytes of a charge that is not settled.
+    /// Names, of new memories and of others, that the driver was asked for and has not given.
+    pub fn pending_names(&self) -> impl Iterator<Item = (Ticket, MemoryId)> {
+        self.pending.iter().map(|(ticket, p)| (*ticket, p.id))
+    }
+
+    /// The name that was asked for under a ticket, and the bytes of its memory.
     #[must_use]
     pub fn pending(&self, ticket: Ticket) -> Option<(MemoryId, u64)> {
-        let memory = self.memories.get(&ticket)?;
-        Some((memory.asked?, memory.bytes))
+        let pending = self.pending.get(&ticket)?;
+        let memory = self.memories.get(&pending.memory)?;
+        Some((pending.id, memory.bytes))
     }
 
     /// Whether a process holds more than its clients' names.
@@ -215,18 +220,19 @@ impl Books {
         )
     }
 
-    /// Whether a client can have one more name.
+    /// Whether a client can have one more name, and under which ticket.
     ///
     /// # Errors
     ///
     /// [`Refusal::NoClient`], [`Refusal::TooMany`].
-    pub fn may_name(&self, client: Client) -> Result<(), Refusal> {
+    pub fn may_name(&self, client: Client) -> Result<Ticket, Refusal> {
         let owned = self.clients.get(&client);
         let owned = owned.ok_or(Refusal::NoClient { client })?;
         let node = self.tree.nodes.get(&owned.container);
         let own = node.map_or(0, |node| node.names) as usize;
         let all = self.names.len() + self.pending.len();
-        bound("memories", all, own, (MAX_NAMES, 2), CONTAINER)
+        bound("memories", all, own, (MAX_NAMES, 2), CONTAINER)?;
+        Ok(Ticket(self.next_ticket))
     }
 
     /// Whether an allocation is granted, and under which ticket.
@@ -235,7 +241,7 @@ impl Books {
     ///
     /// [`Refusal`].
     pub fn may_charge(&self, client: Client, card: Card, bytes: u64) -> Result<Ticket, Refusal> {
-        self.may_name(client)?;
+        let ticket = self.may_name(client)?;
         let info = self.cards.get(&card);
         let info = info.ok_or(Refusal::NoCard { card: card.0 })?;
         let gpu = || info.id.clone();
@@ -276,7 +282,7 @@ impl Books {
                 asked: Bytes(bytes),
             });
         }
-        Ok(Ticket(self.next_ticket))
+        Ok(ticket)
     }
 
     /// Whether a call can be begun.

@@ -1,10 +1,10 @@
 //! The books as ops: applied to empty books, they make equal ones.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use ghost_model::{MemoryWanted, ProcId};
 
-use super::{Books, MemoryId, Op, Process, Ticket};
+use super::{Books, MemoryId, Op, Pending, Process, Ticket};
 
 impl Books {
     /// Calls `put` with each op of a snapshot, in order.
@@ -62,8 +62,10 @@ impl Books {
     }
 
     fn put_memories(&self, put: &mut impl FnMut(&Op)) {
-        let mut put_memory = |ticket: Ticket, id: MemoryId, pending| {
-            if let Some(memory) = self.memories.get(&ticket) {
+        let mut seen: BTreeSet<Ticket> = BTreeSet::new();
+        let mut is_first = |ticket: Ticket, id: MemoryId, pending, put: &mut dyn FnMut(&Op)| {
+            let is_first = seen.insert(ticket);
+            if let Some(memory) = self.memories.get(&ticket).filter(|_| is_first) {
                 put(&Op::Memory {
                     ticket,
                     id,
@@ -73,20 +75,23 @@ impl Books {
                     pending,
                 });
             }
+            is_first
         };
-        let mut first: BTreeMap<Ticket, MemoryId> = BTreeMap::new();
-        for (id, ticket) in &self.names {
-            first.entry(*ticket).or_insert_with(|| {
-                put_memory(*ticket, *id, false);
-                *id
-            });
+        for (id, memory) in &self.names {
+            if !is_first(*memory, *id, None, put) {
+                put(&Op::Name {
+                    memory: *memory,
+                    id: *id,
+                });
+            }
         }
-        for (ticket, id) in self.pending_names() {
-            put_memory(ticket, id, true);
-        }
-        for (id, ticket) in &self.names {
-            if let Some(of) = first.get(ticket).filter(|of| *of != id) {
-                put(&Op::Share { of: *of, id: *id });
+        for (ticket, Pending { id, memory }) in &self.pending {
+            if !is_first(*memory, *id, Some(*ticket), put) {
+                put(&Op::Share {
+                    ticket: *ticket,
+                    memory: *memory,
+                    id: *id,
+                });
             }
         }
     }

@@ -87,7 +87,7 @@ impl Books {
 
     fn names_are_valid(&self) -> Result<(), Violation> {
         let mut holders: BTreeMap<_, BTreeMap<ProcId, u32>> = BTreeMap::new();
-        let pending = self.pending_names().map(|(ticket, id)| (id, ticket));
+        let pending = self.pending.values().map(|p| (p.id, p.memory));
         let names = self.names.iter().map(|(id, ticket)| (*id, *ticket));
         for (id, ticket) in names.chain(pending) {
             let Some(client) = self.clients.get(&id.0) else {
@@ -101,6 +101,13 @@ impl Books {
             self.memories.len(),
             holders.len(),
         )?;
+        for ticket in self.pending.keys().chain(self.memories.keys()) {
+            same(
+                || format!("{ticket:?} used before next"),
+                ticket.0 < self.next_ticket,
+                true,
+            )?;
+        }
         for (ticket, memory) in &self.memories {
             let counted = holders.remove(ticket).unwrap_or_default();
             let said: BTreeMap<_, _> = memory.holders.iter().copied().collect();
@@ -110,17 +117,9 @@ impl Books {
                 memory.holders.is_sorted(),
                 true,
             )?;
-            let pending = self.pending.contains(ticket);
-            same(
-                || format!("{ticket:?} pending"),
-                memory.asked.is_some(),
-                pending,
-            )?;
-            same(
-                || format!("{ticket:?} used before next"),
-                ticket.0 < self.next_ticket,
-                true,
-            )?;
+            let pending = self.pending.get(ticket);
+            let pending = pending.is_some_and(|p| p.memory == *ticket);
+            same(|| format!("{ticket:?} settled"), memory.settled, !pending)?;
             same(
                 || format!("{ticket:?} too large"),
                 memory.bytes > MAX_BYTES,
@@ -143,12 +142,7 @@ impl Books {
             }
         };
         for memory in self.memories.values() {
-            add(
-                memory.container,
-                memory.card,
-                memory.bytes,
-                memory.asked.is_some(),
-            );
+            add(memory.container, memory.card, memory.bytes, !memory.settled);
             for (owner, _) in &memory.holders {
                 *held.entry((*owner, memory.card)).or_default() += memory.bytes;
             }

@@ -86,6 +86,12 @@ fn alloc(keeper: &mut Keeper<Memory>, id: MemoryId, bytes: u64) -> Result<(), Re
     Ok(())
 }
 
+fn share(keeper: &mut Keeper<Memory>, of: MemoryId, id: MemoryId) {
+    let ticket = keeper.share(of, id).unwrap().unwrap();
+    keeper.settle(ticket, id, 0).unwrap();
+    valid(keeper);
+}
+
 #[track_caller]
 fn valid(keeper: &Keeper<Memory>) {
     keeper.books().is_valid().unwrap_or_else(|e| panic!("{e}"));
@@ -321,10 +327,9 @@ fn a_duplicate_is_charged_once_where_it_was_allocated_until_its_last_name_is_gon
     open(&mut keeper, 1, "a");
     open(&mut keeper, 2, "b");
     alloc(&mut keeper, id(1, 1), 30).unwrap();
-    keeper.share(id(1, 1), id(2, 1)).unwrap();
-    keeper.share(id(2, 1), id(2, 2)).unwrap();
-    keeper.share(id(9, 9), id(2, 3)).unwrap();
-    valid(&keeper);
+    share(&mut keeper, id(1, 1), id(2, 1));
+    share(&mut keeper, id(2, 1), id(2, 2));
+    assert_eq!(keeper.share(id(9, 9), id(2, 3)).unwrap(), None);
     assert_eq!((current(&keeper, "a"), current(&keeper, "b")), (30, 0));
     keeper.close(Client(1)).unwrap();
     valid(&keeper);
@@ -341,6 +346,32 @@ fn a_duplicate_is_charged_once_where_it_was_allocated_until_its_last_name_is_gon
     keeper.free(id(2, 2)).unwrap();
     valid(&keeper);
     assert_eq!(current(&keeper, "a"), 0);
+}
+
+#[test]
+fn a_free_while_the_driver_makes_a_duplicate_does_not_lose_the_memory() {
+    let mut keeper = kept(&[]);
+    open(&mut keeper, 1, "a");
+    open(&mut keeper, 2, "b");
+    alloc(&mut keeper, id(1, 1), 30).unwrap();
+    let made = keeper.share(id(1, 1), id(2, 0)).unwrap().unwrap();
+    let failed = keeper.share(id(1, 1), id(2, 7)).unwrap().unwrap();
+    keeper.close(Client(1)).unwrap();
+    valid(&keeper);
+    assert!(!keeper.books().knows(id(1, 1)));
+    keeper.settle(made, id(2, 5), 0).unwrap();
+    keeper.cancel(failed, false).unwrap();
+    valid(&keeper);
+    assert_eq!(current(&keeper, "a"), 30);
+    keeper.free(id(2, 5)).unwrap();
+    assert_eq!(current(&keeper, "a"), 0);
+    alloc(&mut keeper, id(2, 1), 30).unwrap();
+    let failed = keeper.share(id(2, 1), id(2, 7)).unwrap().unwrap();
+    keeper.free(id(2, 1)).unwrap();
+    assert_eq!(current(&keeper, "b"), 30);
+    keeper.cancel(failed, false).unwrap();
+    valid(&keeper);
+    assert_eq!(current(&keeper, "b"), 0);
 }
 
 #[test]
@@ -363,7 +394,7 @@ fn residual_is_what_no_name_of_the_process_explains() {
     open(&mut keeper, 1, "a");
     open(&mut keeper, 2, "b");
     alloc(&mut keeper, id(1, 1), 10).unwrap();
-    keeper.share(id(1, 1), id(2, 1)).unwrap();
+    share(&mut keeper, id(1, 1), id(2, 1));
     assert!(observe(&mut keeper, 1, 30, None));
     assert!(observe(&mut keeper, 2, 10, None));
     assert_eq!((current(&keeper, "a"), current(&keeper, "b")), (30, 0));

@@ -108,10 +108,17 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Clone, Debug)]
 struct Block {
     names: BTreeSet<MemoryId>,
-    asked: Option<MemoryId>,
+    pending: BTreeMap<Ticket, MemoryId>,
+    settled: bool,
     container: Name,
     card: Card,
     bytes: u64,
+}
+
+impl Block {
+    fn all_names(&self) -> impl Iterator<Item = &MemoryId> {
+        self.names.iter().chain(self.pending.values())
+    }
 }
 
 #[derive(Default)]
@@ -142,8 +149,7 @@ impl Naive {
 
     fn sum(&self, container: Option<&Name>, card: Card, pending: bool) -> u64 {
         let within = |name: &Name| container.is_none_or(|container| name.is_within(container));
-        let counted =
-            |b: &&Block| b.card == card && within(&b.container) && (pending || b.asked.is_none());
+        let counted = |b: &&Block| b.card == card && within(&b.container) && (pending || b.settled);
         let blocks = self.blocks.iter().filter(counted).map(|b| b.bytes);
         let residual = self.residual.iter();
         let residual = residual.filter(|((owner, c), _)| *c == card && within(&self.base[owner]));
@@ -229,8 +235,7 @@ impl Naive {
 
     fn free_name(&mut self, id: MemoryId) {
         self.blocks.iter_mut().for_each(|b| _ = b.names.remove(&id));
-        self.blocks
-            .retain(|b| b.asked.is_some() || !b.names.is_empty());
+        self.blocks.retain(|b| b.all_names().next().is_some());
     }
 
     fn has_clients(&self, owner: ProcId) -> bool {
@@ -244,10 +249,10 @@ impl Naive {
         self.blocks
             .iter_mut()
             .for_each(|b| b.names.retain(|id| id.0 != client));
-        self.blocks.retain(|b| match b.asked {
-            Some(id) => id.0 != client,
-            None => !b.names.is_empty(),
-        });
+        for block in &mut self.blocks {
+            block.pending.retain(|_, id| id.0 != client);
+        }
+        self.blocks.retain(|b| b.all_names().next().is_some());
         if !self.has_clients(owner) {
             self.residual.retain(|(o, _), _| *o != owner);
             self.base.remove(&owner);
@@ -257,7 +262,7 @@ impl Naive {
     fn observe(&mut self, owner: ProcId, card: Card, bytes: u64, container: Option<Name>) {
         let filtered = self.has_clients(owner);
         let of = |id: &MemoryId| self.clients[&id.0].0 == owner;
-        let held = |b: &&Block| b.card == card && b.names.iter().chain(&b.asked).any(of);
+        let held = |b: &&Block| b.card == card && b.all_names().any(of);
         let held: u64 = self.blocks.iter().filter(held).map(|b| b.bytes).sum();
         let bytes = bytes.saturating_sub(held);
         let known = self.base.contains_key(&owner);
@@ -338,10 +343,13 @@ impl Both {
     }
 
     fn pending(&self, nth: usize) -> Option<(Ticket, MemoryId, usize)> {
-        let (ticket, id) = self.keeper.books().pending_names().nth(nth)?;
         let blocks = self.naive.blocks.iter().enumerate();
-        let (at, _) = blocks.filter(|(_, b)| b.asked.is_some()).nth(nth)?;
-        Some((ticket, id, at))
+        let pending = blocks.flat_map(|(at, b)| b.pending.iter().map(move |(t, id)| (*t, *id, at)));
+        let mut pending: Vec<_> = pending.collect();
+        pending.sort_unstable();
+        let same = self.keeper.books().pending_names();
+        assert!(same.eq(pending.iter().map(|(ticket, id, _)| (*ticket, *id))));
+        pending.get(nth).copied()
     }
 
     fn step(&mut self, step: &Step) {
@@ -388,7 +396,8 @@ impl Both {
                 match granted {
                     Ok(()) => naive.blocks.push(Block {
                         names: BTreeSet::new(),
-                        asked: Some(id),
+                        pending: [(done.unwrap(), id)].into(),
+                        settled: false,
                         container,
                         card,
                         bytes,
@@ -415,24 +424,35 @@ impl Both {
                 let (bytes, card, container) =
                     (block.bytes + more, block.card, block.container.clone());
                 keeper.settle(ticket, id, bytes).unwrap();
-                block.asked = None;
-                block.bytes = bytes;
-                // The old block of that name goes first, the new one comes after.
-                let block = naive.blocks.remove(at);
+                let is_new = !std::mem::replace(&mut block.settled, true);
+                if is_new {
+                    block.bytes = bytes;
+                }
+                // The block that had the name loses it first; this one stays, whatever it had.
+                let mut block = naive.blocks.remove(at);
+                block.pending.remove(&ticket);
+                block.names.remove(&id);
                 naive.free_name(id);
+                block.names.insert(id);
                 naive.blocks.push(block);
-                naive.blocks.last_mut().unwrap().names.insert(id);
-                naive.grew(&container, card);
+                if is_new {
+                    naive.grew(&container, card);
+                }
             }
             Step::Cancel { pending, failed } => {
-                let Some((ticket, _, at)) = self.pending(pending) else {
+                let Some((ticket, asked, at)) = self.pending(pending) else {
                     return;
                 };
                 self.keeper.cancel(ticket, failed).unwrap();
-                let block = self.naive.blocks.remove(at);
+                let block = &mut self.naive.blocks[at];
+                let card = block.card;
+                block.pending.remove(&ticket);
+                if block.all_names().next().is_none() {
+                    self.naive.blocks.remove(at);
+                }
                 if failed {
-                    self.naive
-                        .count(&block.container, block.card, |e| e.fail += 1);
+                    let (_, asker) = self.naive.clients[&asked.0].clone();
+                    self.naive.count(&asker, card, |e| e.fail += 1);
                 }
             }
             Step::Share {
@@ -441,15 +461,21 @@ impl Both {
                 object,
             } => {
                 let all = naive.blocks.iter().flat_map(|b| b.names.iter());
-                let of = all.copied().nth(name).unwrap_or(id(9, 9));
+                let Some(of) = all.copied().nth(name) else {
+                    return;
+                };
                 let id = id(client, object);
-                keeper.share(of, id).unwrap();
-                let known = naive.clients.contains_key(&id.0) && of != id;
-                if known && naive.blocks.iter().any(|b| b.names.contains(&of)) {
-                    naive.free_name(id);
-                    let block = naive.blocks.iter_mut().find(|b| b.names.contains(&of));
-                    block.unwrap().names.insert(id);
+                let done = keeper.share(of, id);
+                if !naive.clients.contains_key(&id.0) {
+                    assert!(matches!(
+                        done,
+                        Err(KeepError::Refused(Refusal::NoClient { .. }))
+                    ));
+                    return;
                 }
+                let block = naive.blocks.iter_mut().find(|b| b.names.contains(&of));
+                let ticket = done.unwrap().unwrap();
+                block.unwrap().pending.insert(ticket, id);
             }
             Step::Free { client, object } => {
                 keeper.free(id(client, object)).unwrap();
@@ -592,10 +618,10 @@ proptest! {
 /// Ops as a damaged journal may have them, with numbers that meet often.
 fn op() -> impl Strategy<Value = Op> {
     let number = || prop_oneof![9 => 0u64..4, 1 => any::<u64>()];
-    let numbers = (0u8..25, vec(number(), 8), vec(0..NAMES.len(), 2), limits());
+    let numbers = (0u8..26, vec(number(), 8), vec(0..NAMES.len(), 2), limits());
     numbers.prop_map(|(kind, n, at, limits)| {
         let (client, owner) = (Client(n[0] as u32), process(n[1] as u32));
-        let (of, id) = (
+        let (asked, id) = (
             (client, Object(n[2] as u32)),
             (Client(n[3] as u32), Object(n[4] as u32)),
         );
@@ -615,20 +641,24 @@ fn op() -> impl Strategy<Value = Op> {
             },
             3..6 => Op::Charge {
                 ticket,
-                id: of,
+                id: asked,
                 card,
                 bytes,
             },
             6..8 => Op::Settle {
                 ticket,
-                id: of,
+                id: asked,
                 bytes,
             },
             8 => Op::Cancel {
                 ticket,
                 failed: bytes > 1,
             },
-            9..11 => Op::Share { of, id },
+            9..11 => Op::Share {
+                memory: Ticket(n[0]),
+                ticket,
+                id,
+            },
             11 => Op::Free { id },
             12 => Op::Close { client },
             13 => Op::Residual {
@@ -655,11 +685,11 @@ fn op() -> impl Strategy<Value = Op> {
             },
             19..21 => Op::Memory {
                 ticket,
-                id: of,
+                id: asked,
                 container: number,
                 card,
                 bytes,
-                pending: bytes > 1,
+                pending: (n[0] > 1).then_some(Ticket(n[0])),
             },
             21 => Op::Process {
                 owner,
@@ -673,6 +703,7 @@ fn op() -> impl Strategy<Value = Op> {
                 events,
                 events_local: events,
             },
+            24 => Op::Name { memory: ticket, id },
             _ => Op::Stamp {
                 version: bytes,
                 ticket,
