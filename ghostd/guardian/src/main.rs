@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::Parser;
+use ghost_guardian::broker::{Broker, Settings, door};
 use ghost_guardian::channels::RmChannels;
 use ghost_guardian::ledger::{BootId, FileStore, Ledger};
 use ghost_guardian::pauses::Pauses;
@@ -14,14 +15,18 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use sd_notify::NotifyState;
 
-/// Holds GPU pauses as leases, and ends them when whoever asked is gone.
+/// Holds GPU pauses as leases and ends them when whoever asked is gone; answers for the GPU memory
+/// that containers take.
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Args {
     /// Socket to listen on
     #[arg(long, default_value = "/run/ghost/guardian.sock")]
     socket: PathBuf,
-    /// Directory of the ledger; made if missing; need not outlive a boot
+    /// Socket on which listeners and limits are handed over
+    #[arg(long, default_value = "/run/ghost/broker.sock")]
+    broker_socket: PathBuf,
+    /// Directory of the ledger and the journal; made if missing; need not outlive a boot
     #[arg(long, default_value = "/run/ghost/guardian")]
     state: PathBuf,
     /// Directory of the NVIDIA nodes
@@ -33,6 +38,10 @@ struct Args {
     /// Another uid, besides root, that may connect; can be repeated
     #[arg(long, value_name = "UID")]
     allow_uid: Vec<u32>,
+    /// Dies after this step of a call: for tests
+    #[cfg(debug_assertions)]
+    #[arg(long, hide = true)]
+    die_after: Option<ghost_guardian::broker::Step>,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -55,12 +64,24 @@ fn main() -> anyhow::Result<()> {
             found.damaged
         ));
     }
+    let broker = Broker::start(
+        &args.state,
+        Settings {
+            dev_root: args.dev_root.clone(),
+            driver_version: args.driver_version.clone(),
+            report: Box::new(report),
+            #[cfg(debug_assertions)]
+            die_after: args.die_after,
+        },
+    )?;
     let channels = RmChannels::new(args.dev_root, args.driver_version);
     let mut pauses = Pauses::recover(channels, ledger, Instant::now());
     pauses.rest();
     let listener = listen(&args.socket)?;
     let mut uids = args.allow_uid;
     uids.push(0);
+    door::open(&args.broker_socket, uids.clone(), &broker)?;
+    broker.resume();
     let mut server = Server::new(listener, uids, pauses, Box::new(report));
 
     tell_systemd(NotifyState::Ready);
@@ -68,6 +89,8 @@ fn main() -> anyhow::Result<()> {
     let every = sd_notify::watchdog_enabled().map(|watchdog| watchdog / 2);
     server.run(stop.as_fd(), every, || tell_systemd(NotifyState::Watchdog))?;
     let _ = std::fs::remove_file(&args.socket);
+    let _ = std::fs::remove_file(&args.broker_socket);
+    // Calls that are being answered end here as by a kill: the next guardian puts them in order.
     Ok(())
 }
 

@@ -22,6 +22,8 @@ impl Program {
         command
             .arg("--socket")
             .arg(dir.join("sock"))
+            .arg("--broker-socket")
+            .arg(dir.join("broker"))
             .arg("--state")
             .arg(dir.join("state"))
             .arg("--dev-root")
