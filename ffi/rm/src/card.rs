@@ -8,7 +8,6 @@
 
 use std::mem::offset_of;
 
-use crate::Status;
 use crate::abi::discover;
 use crate::abi::memory::{
     self, CLASS_DEVICE_MEMORY, Heap, HeapLayout, MEMORY_INFO, MEMORY_INFO_LIST, MemoryInfo,
@@ -250,10 +249,6 @@ fn pids(params: &mut [u8], card: &Card) {
     }
     put_word(params, offset_of!(discover::Pids, count), seen.len() as u32);
 }
-
-/// The status for a query that cannot be answered as the container's: the driver says so of
-/// parameters that it does not know.
-pub const REFUSED: Status = Status::INVALID_PARAM_STRUCT;
 
 #[cfg(test)]
 mod tests {

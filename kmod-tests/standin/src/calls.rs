@@ -98,11 +98,12 @@ impl Files {
         let made = self
             .driver()
             .alloc(file, || process_of(caller.pid()), wanted);
-        if made.is_ok()
+        if let Ok(object) = made
             && call.class == CLASS_DEVICE_MEMORY
             && let Err(status) = give(caller, call.params_at, &params)
         {
-            return status;
+            let freed = self.driver().free(file, wanted.root, object);
+            return freed.err().unwrap_or(status);
         }
         made_at(arg, offset_of!(Alloc, new), made)
     }
@@ -110,6 +111,9 @@ impl Files {
     fn heap(&self, caller: &Request, file: u64, call: &HeapCall, arg: &mut [u8]) -> Status {
         let (object, memory) = match call.function {
             HeapFunction::Alloc { object, memory } => (object, memory),
+            HeapFunction::Free { .. } if word(arg, HeapLayout::FREE_FLAGS) & 1 == 0 => {
+                return Status::INVALID_ARGUMENT;
+            }
             HeapFunction::Free { object } => {
                 return status_of(self.driver().free(file, call.client.0, object.0));
             }

@@ -599,6 +599,8 @@ fn the_older_heap_control_through_a_supervisor() {
     let object = calls::object_of(number, &call).unwrap();
     put(&mut call, 8, 3);
     put(&mut call, 44, object.0);
+    put(&mut call, 48, 0);
+    assert_eq!(perform(&mut call), Status::INVALID_ARGUMENT);
     put(&mut call, 48, 1);
     assert_eq!(perform(&mut call), Status::OK);
     assert_eq!(on.standin.memory_used(0), 0);

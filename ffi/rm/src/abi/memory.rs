@@ -148,6 +148,8 @@ impl HeapLayout {
     pub const MEMORY: usize = 44;
     /// u32: flags of an allocation, as in [`MemoryParams`].
     pub const FLAGS: usize = 52;
+    /// u32: flags of [`HEAP_FREE`]; 1, or the driver refuses.
+    pub const FREE_FLAGS: usize = 48;
     /// u32 and i32: the size of [`HEAP_ALLOC_PITCH`] is their product.
     pub const HEIGHT_AND_PITCH: (usize, usize) = (56, 60);
     /// u64 of [`HEAP_INFO`]: the largest free block.
