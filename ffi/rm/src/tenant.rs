@@ -19,7 +19,7 @@ use std::mem::{offset_of, size_of};
 
 use crate::abi::memory::{
     Dup, ESC_IOCTL_XFER_CMD, ESC_RM_ALLOC_MEMORY, ESC_RM_DUP_OBJECT, ESC_RM_VID_HEAP_CONTROL,
-    HEAP_FREE, HEAP_INFO, Heap, HeapLayout, MemoryParams, OldAlloc, PidInfos, Wrapper,
+    HEAP_FREE, HEAP_INFO, Heap, HeapLayout, MemoryParams, OldAlloc, Wrapper,
 };
 use crate::abi::{
     Alloc, AllocShort, ControlArgs, ESC_RM_ALLOC, ESC_RM_CONTROL, ESC_RM_FREE, Free, iowr,
@@ -37,12 +37,6 @@ pub const NUMBERS: &[u8] = &[
     ESC_RM_VID_HEAP_CONTROL,
     ESC_IOCTL_XFER_CMD,
 ];
-
-/// The largest argument of these, bytes.
-pub const MAX_ARGUMENT: usize = size_of::<Heap>();
-
-/// The largest parameters that [`perform`] takes, bytes: a list of processes.
-pub const MAX_PARAMS: usize = size_of::<PidInfos>();
 
 /// Bytes of the parameters of a device memory allocation as [`perform`] takes them. A branch
 /// whose own are shorter ([`crate::Branch::memory_params`]) leaves the rest alone.
