@@ -1,8 +1,11 @@
-//! A step for 1,000 containers on 8 GPUs, two thirds of them in teams, some with budgets, in the
-//! middle of their life: it must stay below a millisecond.
+//! A step for 1,000 containers on 8 GPUs, two thirds of them in teams, some with budgets, all
+//! with memory and some beyond their high, in the middle of their life: it must stay below a
+//! millisecond.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use ghost_model::{Action, GpuSample, GroupId, GroupSample, Micros, Name, Reading, Sample, Spec};
+use ghost_model::{
+    Action, Bytes, GpuSample, GroupId, GroupSample, Micros, Name, Reading, Sample, Spec,
+};
 use ghost_policy::{Desired, Memory, step};
 use std::hint::black_box;
 
@@ -28,6 +31,10 @@ fn desired() -> Desired {
         if n % 10 == 0 {
             spec.set_text("gpu.max", None, "50%").expect("a budget");
         }
+        if n % 7 == 0 {
+            spec.set_text("gpu.memory.high", None, "500")
+                .expect("bytes");
+        }
         desired.containers.insert(name(n), spec);
     }
     desired
@@ -44,7 +51,7 @@ fn sample() -> Sample {
         paused: false,
     };
     let gpus = (0..GPUS).map(|g| GpuSample {
-        memory: std::collections::BTreeMap::new(),
+        memory: (0..CONTAINERS).map(|n| (name(n), Bytes(n))).collect(),
         gpu: format!("GPU-{g}").parse().expect("a GPU"),
         groups: (0..CONTAINERS)
             .filter(|n| n % GPUS == g)

@@ -13,7 +13,10 @@
 //! How time is shared: a GPU's scheduler gives the channel groups that have work, in turn, their
 //! timeslice. A container's slice is a part of a [round](round::best), by `gpu.weight` among the
 //! siblings that have work, level by level. A container that has processes of its own and
-//! containers below it competes with those as one more of weight 100. `gpu.max` is a token
+//! containers below it competes with those as one more of weight 100. A container that uses more
+//! of a GPU's memory than `gpu.memory.high` counts among its siblings there with a tenth of its
+//! weight, with all below it, until it uses less; nobody else's share is smaller for it, and
+//! alone it has the GPU all the same. `gpu.max` is a token
 //! [bucket](Bucket) that pauses its whole subtree where it is empty; see [`tuning`] for the
 //! numbers and [`invariant`] for what always holds.
 #![forbid(unsafe_code)]

@@ -1,8 +1,8 @@
 //! The arithmetic of shares, in whole numbers so that a driver can do the same
-//! (`golden/shares.csv`, `golden/slices.csv`). Rounding is always down, so that parts never add
-//! up to more than the whole.
+//! (`golden/weights.csv`, `golden/shares.csv`, `golden/slices.csv`). Rounding is always down, so
+//! that parts never add up to more than the whole.
 
-use crate::tuning::{MAX_SLICE, MIN_SLICE};
+use crate::tuning::{BEYOND_HIGH, MAX_SLICE, MIN_SLICE};
 use ghost_model::Micros;
 
 /// The whole of a GPU's time.
@@ -13,6 +13,12 @@ pub const MILLION: u64 = 1_000_000;
 
 /// Binary places that lengths carry below a microsecond while they are divided.
 pub const LENGTH_SHIFT: u32 = 10;
+
+/// What a weight counts for, in parts of [`BEYOND_HIGH`]: one part each where the container is
+/// `beyond` its `gpu.memory.high` there, all of them where it is not.
+pub const fn weight(weight: u64, beyond: bool) -> u64 {
+    if beyond { weight } else { weight * BEYOND_HIGH }
+}
 
 /// The part of `whole` that `weight` has of `sum`; nothing where `sum` is nothing.
 pub const fn part(whole: u64, weight: u64, sum: u64) -> u64 {

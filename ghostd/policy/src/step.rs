@@ -89,7 +89,7 @@ fn step_gpu(
     parts: &mut Parts,
 ) {
     let names = sample.groups.iter().map(|g| g.container.as_str());
-    let mut nodes = tree::build(names, desired, &sample.gpu);
+    let mut nodes = tree::build(names, desired, &sample.gpu, &sample.memory);
     let old = std::mem::take(&mut memory.containers);
     let absent = recall(&mut nodes, old, desired, last, now);
     let old = std::mem::take(&mut memory.groups);

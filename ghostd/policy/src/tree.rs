@@ -2,15 +2,18 @@
 //! a whole among them, level by level, as cgroup v2 does it.
 
 use crate::memory::ContainerMemory;
-use crate::share::part;
+use crate::share::{self, part};
 use crate::step::Desired;
 use crate::tuning::OWN_WEIGHT;
 use ghost_model::plan::Why;
 use ghost_model::value::Devices;
-use ghost_model::{Budget, GpuId, Key, Latency, Micros, Name, Spec, Value};
+use ghost_model::value::Limit;
+use ghost_model::{Budget, Bytes, GpuId, Key, Latency, Micros, Name, Spec, Value};
+use std::collections::BTreeMap;
 
 /// What a spec says for one GPU.
 pub(crate) struct Settings {
+    /// As it counts: see [`share::weight`].
     pub weight: u64,
     pub budget: Budget,
     pub latency: Option<Micros>,
@@ -22,9 +25,11 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// One walk over the spec, for its readers by key each make a key.
-    fn of(spec: Option<&Spec>, gpu: &GpuId) -> Settings {
+    fn of(spec: Option<&Spec>, gpu: &GpuId, used: impl Fn() -> Option<Bytes>) -> Settings {
+        let mut weight = ghost_model::Weight::DEFAULT.get().into();
+        let mut high = Limit::Max;
         let mut set = Settings {
-            weight: ghost_model::Weight::DEFAULT.get().into(),
+            weight,
             budget: Budget::UNLIMITED,
             latency: None,
             idle: false,
@@ -35,7 +40,8 @@ impl Settings {
         // For each key the values of one GPU come after that for all, and replace it.
         for (key, _, value) in values.filter(|(_, on, _)| on.is_none_or(|on| on == gpu)) {
             match (key, value) {
-                (Key::Weight, Value::Weight(w)) => set.weight = w.get().into(),
+                (Key::Weight, Value::Weight(w)) => weight = w.get().into(),
+                (Key::MemoryHigh, Value::Limit(limit)) => high = *limit,
                 (Key::Max, Value::Budget(b)) => set.budget = *b,
                 (Key::Latency, Value::Latency(Latency::Target(t))) => set.latency = Some(*t),
                 (Key::Idle, Value::Flag(on)) => set.idle = *on,
@@ -46,6 +52,8 @@ impl Settings {
                 _ => {}
             }
         }
+        let beyond = matches!(high, Limit::At(high) if used().is_some_and(|used| used > high));
+        set.weight = share::weight(weight, beyond);
         set
     }
 }
@@ -110,11 +118,12 @@ pub(crate) struct Division {
     pub top_weight: u64,
 }
 
-/// The nodes for `names` and all above them, parents first.
+/// The nodes for `names` and all above them, parents first. `memory` is what each uses there.
 pub(crate) fn build<'a>(
     names: impl Iterator<Item = &'a str>,
     desired: &Desired,
     gpu: &GpuId,
+    memory: &BTreeMap<Name, Bytes>,
 ) -> Vec<Node<'a>> {
     let above = |name: &&'a str| name.rsplit_once('/').map(|(above, _)| above);
     let mut all: Vec<&str> = Vec::new();
@@ -128,7 +137,8 @@ pub(crate) fn build<'a>(
     let mut nodes: Vec<Node<'a>> = Vec::with_capacity(all.len());
     for name in &all {
         let parent = above(name).and_then(|above| all.binary_search(&above).ok());
-        let mut set = Settings::of(desired.containers.get(*name), gpu);
+        let used = || memory.get(*name).copied();
+        let mut set = Settings::of(desired.containers.get(*name), gpu, used);
         if let Some(above) = parent.and_then(|p| nodes.get(p)) {
             set.idle |= above.set.idle;
             set.frozen |= above.set.frozen;
@@ -158,11 +168,12 @@ pub(crate) fn divide<'a>(
     count: impl Fn(&Node<'a>) -> u64,
     top: impl Fn(u64, bool, u64) -> u64,
 ) -> Division {
+    let own_weight = share::weight(OWN_WEIGHT, false);
     let mut takes_part: Vec<bool> = nodes.iter().map(|n| count(n) > 0).collect();
     // The sum at a node's children, its own groups among them.
     let mut sums: Vec<u64> = takes_part
         .iter()
-        .map(|own| u64::from(*own) * OWN_WEIGHT)
+        .map(|own| u64::from(*own) * own_weight)
         .collect();
     let mut top_weight = 0;
     for (i, node) in nodes.iter().enumerate().rev() {
@@ -185,7 +196,7 @@ pub(crate) fn divide<'a>(
             None => top(weight, takes_part[i], top_weight),
             Some(p) => join(tree[p], weight, takes_part[i], sums[p]),
         };
-        own[i] = join(tree[i], OWN_WEIGHT, count(node) > 0, sums[i]);
+        own[i] = join(tree[i], own_weight, count(node) > 0, sums[i]);
     }
     Division {
         tree,

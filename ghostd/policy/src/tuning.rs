@@ -86,5 +86,9 @@ pub const IDLE_SLICE_MANY: Micros = Micros(2_000);
 /// this.
 pub const QUANTUM: Micros = Micros(1_000);
 
+/// A container that uses more of a GPU's memory than `gpu.memory.high` counts there with its
+/// weight divided by this.
+pub const BEYOND_HIGH: u64 = 10;
+
 /// The weight with which a container's own processes stand beside its children.
 pub const OWN_WEIGHT: u64 = 100;

@@ -16,6 +16,15 @@ fn rows<const N: usize>(table: &str, columns: [&str; N]) -> Vec<[i64; N]> {
 }
 
 #[test]
+fn weights() {
+    let columns = ["weight", "beyond", "counts"];
+    for row @ [weight, beyond, counts] in rows(include_str!("../golden/weights.csv"), columns) {
+        let got = share::weight(weight as u64, beyond == 1);
+        assert_eq!(got, counts as u64, "{row:?}");
+    }
+}
+
+#[test]
 fn shares() {
     for row @ [whole, weight, sum, part] in rows(
         include_str!("../golden/shares.csv"),

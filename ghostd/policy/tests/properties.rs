@@ -3,7 +3,7 @@
 
 mod little;
 
-use ghost_model::{GpuSample, GroupSample, Micros, Reading, Sample};
+use ghost_model::{Bytes, GpuSample, GroupSample, Micros, Reading, Sample};
 use ghost_policy::tuning::{QUANTUM, ROUND_MAX};
 use ghost_policy::{Memory, invariant, step};
 use little::{Little, group_sample, name};
@@ -97,8 +97,11 @@ prop_compose! {
         gpus in prop::collection::vec(
             (0..2u8, prop::collection::vec(any_group(), 0..8)), 0..3),
     ) -> Sample {
-        let gpu = |(n, groups)| GpuSample {  memory: std::collections::BTreeMap::new(),
-gpu: format!("GPU-{n}").parse().unwrap(), groups };
+        let gpu = |(n, groups): (u8, _)| GpuSample {
+            gpu: format!("GPU-{n}").parse().unwrap(),
+            groups,
+            memory: [(name("t"), Bytes(7)), (name("i"), Bytes(n.into()))].into(),
+        };
         Sample { at: Micros(at), gpus: gpus.into_iter().map(gpu).collect() }
     }
 }
@@ -115,6 +118,8 @@ fn any_spec() -> impl Strategy<Value = String> {
         "gpu.latency=target=100000",
         "ghost.freeze=1",
         "gpu.devices=GPU-1",
+        "gpu.memory.high=0",
+        "gpu.memory.high=6",
         "gpu.max=100%",
     ]);
     prop::collection::vec(setting, 0..3).prop_map(|s| s.join(";"))
@@ -232,6 +237,50 @@ proptest! {
         *weights.get_mut(&of).unwrap() += by;
         weights.values_mut().for_each(|w| *w = (*w).min(10_000));
         prop_assert!(share(&weights, &of) >= before);
+    }
+
+    /// For each container: how much it uses, and its `gpu.memory.high`, which one of them raises.
+    #[test]
+    fn beyond_high_nobody_starves_nobody_else_loses_and_raising_it_takes_nothing(
+        (weights, groups) in containers(weight()),
+        memory in prop::collection::vec((0u64..100, 0u64..100), 10),
+        which in 0usize..10,
+        by in 1u64..100,
+    ) {
+        let names: Vec<String> = weights.keys().cloned().collect();
+        let of = &names[which];
+        let built = |highs: &dyn Fn(usize, u64) -> u64| {
+            let mut l = build(&weights, &groups, str::to_owned, 1);
+            for (i, (container, (used, high))) in names.iter().zip(&memory).enumerate() {
+                let weight = weights[container];
+                let high = highs(i, *high);
+                l.set(container, &format!("gpu.weight={weight};gpu.memory.high={high}"));
+                l.uses(container, *used);
+            }
+            l
+        };
+        let mut l = built(&|_, high| high);
+        let mut raised = built(&|i, high| if i == which { high + by } else { high });
+        l.step();
+        raised.step();
+        let share = |l: &Little, of: &str| {
+            let stats = l.memory.stats();
+            stats.get(&(name(of), little::gpu())).map_or(0.0, |s| s.share)
+        };
+        prop_assert!(share(&raised, of) >= share(&l, of));
+        for sibling in names.iter().filter(|n| *n != of) {
+            let apart = !name(sibling).is_within(&name(of)) && !name(of).is_within(&name(sibling));
+            prop_assert!(!apart || share(&l, sibling) >= share(&raised, sibling), "{}", sibling);
+        }
+        l.run(SECOND);
+        let before = outcome(&l);
+        l.run(4 * ROUND_MAX.0);
+        let used: u64 = outcome(&l).iter().zip(&before).map(|(a, b)| a.1 - b.1).sum();
+        let some = l.groups.iter().any(|g| g.work);
+        prop_assert_eq!(used, if some { 4 * ROUND_MAX.0 } else { 0 });
+        for ((a, b), g) in outcome(&l).iter().zip(&before).zip(&l.groups) {
+            prop_assert!(!g.work || a.1 > b.1, "{} starved: {:?}", g.container, l.slices());
+        }
     }
 
     #[test]

@@ -73,6 +73,77 @@ fn strangers_have_a_container_and_a_weight() {
 }
 
 #[test]
+fn beyond_high_a_weight_counts_a_tenth_until_use_is_back() {
+    let mut l = Little::new(&[
+        ("a", "gpu.memory.high=1000", &[true]),
+        ("b", "", &[true]),
+        ("c", "", &[false]),
+    ]);
+    l.uses("a", 1000);
+    l.uses("b", 5000);
+    l.run(100_000);
+    assert_near(l.shares(2 * SECOND, ["a", "b"]), [50.0, 50.0], 0.5);
+    l.uses("a", 1001);
+    l.run(100_000);
+    assert_near(
+        l.shares(5 * SECOND, ["a", "b"]),
+        [100.0 / 11.0, 1000.0 / 11.0],
+        0.5,
+    );
+    l.groups[1].work = false;
+    l.run(2 * SECOND);
+    assert_near(l.shares(SECOND, ["a"]), [100.0], 0.1);
+    l.groups[1].work = true;
+    l.uses("a", 900);
+    l.run(100_000);
+    assert_near(l.shares(2 * SECOND, ["a", "b"]), [50.0, 50.0], 0.5);
+}
+
+#[test]
+fn beyond_high_a_subtree_counts_less_once_and_is_shared_inside_as_before() {
+    let mut l = Little::new(&[
+        ("t", "gpu.memory.high=1000", &[]),
+        ("t/a", "gpu.weight=300", &[true]),
+        ("t/b", "", &[true]),
+        ("n", "", &[true]),
+    ]);
+    l.uses("t", 1001);
+    l.uses("t/a", 1001);
+    l.run(100_000);
+    let of = ["t", "t/a", "t/b", "n"];
+    let eleventh = 100.0 / 11.0;
+    let shares = l.shares(5 * SECOND, of);
+    assert_near(
+        shares,
+        [eleventh, eleventh * 0.75, eleventh * 0.25, 10.0 * eleventh],
+        0.5,
+    );
+    l.set("t/a", "gpu.weight=300;gpu.memory.high=1000");
+    l.run(100_000);
+    let shares = l.shares(5 * SECOND, of);
+    let inside = [eleventh * 3.0 / 13.0, eleventh * 10.0 / 13.0];
+    assert_near(
+        shares,
+        [eleventh, inside[0], inside[1], 10.0 * eleventh],
+        0.5,
+    );
+}
+
+#[test]
+fn beyond_high_on_one_gpu_only_is_slow_on_that_one_only() {
+    let mut l = Little::new(&[("a", "gpu.memory.high=1000", &[true]), ("b", "", &[true])]);
+    l.uses("a", 1001);
+    l.desired
+        .containers
+        .get_mut(&name("a"))
+        .unwrap()
+        .set_text("gpu.memory.high", Some(gpu()), "2000")
+        .unwrap();
+    l.run(100_000);
+    assert_eq!(l.slices(), [15_000, 15_000]);
+}
+
+#[test]
 fn ten_processes_get_no_more_than_one() {
     let mut l = Little::new(&[("a", "", &[true; 4]), ("b", "", &[true])]);
     l.run(100_000);

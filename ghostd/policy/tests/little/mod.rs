@@ -4,9 +4,11 @@
 
 use ghost_model::plan::Why;
 use ghost_model::{
-    Action, GpuId, GpuSample, GroupId, GroupSample, Micros, Name, Plan, Reading, Sample, Spec,
+    Action, Bytes, GpuId, GpuSample, GroupId, GroupSample, Micros, Name, Plan, Reading, Sample,
+    Spec,
 };
 use ghost_policy::{ContainerStat, Desired, Memory, invariant, step};
+use std::collections::BTreeMap;
 
 /// The loop's own period.
 pub(crate) const TICK: u64 = 50_000;
@@ -27,6 +29,8 @@ pub(crate) struct Little {
     pub(crate) desired: Desired,
     pub(crate) memory: Memory,
     pub(crate) actions: u64,
+    /// Bytes that containers use.
+    pub(crate) memory_use: BTreeMap<Name, Bytes>,
     turn: usize,
     left: u64,
     wake: u64,
@@ -78,6 +82,7 @@ impl Little {
             desired: Desired::default(),
             memory: Memory::default(),
             actions: 0,
+            memory_use: BTreeMap::new(),
             turn: 0,
             left: 0,
             wake: 0,
@@ -108,6 +113,12 @@ impl Little {
         self.groups.len() - 1
     }
 
+    /// From now on a container uses so many bytes of the GPU's memory.
+    pub(crate) fn uses(&mut self, container: &str, bytes: u64) {
+        self.memory_use.insert(name(container), Bytes(bytes));
+        self.wake = self.at;
+    }
+
     pub(crate) fn sample(&self) -> Sample {
         let groups = self.groups.iter().enumerate().map(|(i, g)| GroupSample {
             slice: fresh(Micros(g.slice), self.at),
@@ -119,7 +130,7 @@ impl Little {
         Sample {
             at: Micros(self.at),
             gpus: vec![GpuSample {
-                memory: std::collections::BTreeMap::new(),
+                memory: self.memory_use.clone(),
                 gpu: gpu(),
                 groups: groups.collect(),
             }],
