@@ -49,6 +49,10 @@ pub trait Backend: Send {
         })
     }
 
+    /// Has `wake` called, from whatever thread, when the control loop should take its next turn
+    /// at once.
+    fn wake_by(&mut self, _wake: Box<dyn Fn() + Send>) {}
+
     /// What is so now.
     fn sample(&mut self) -> Sample;
 

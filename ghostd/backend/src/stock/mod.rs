@@ -11,6 +11,7 @@
 //! | `enforce` | setting timeslices, and reading them back |
 //! | `meter`, `ledger` | who used the GPU |
 //! | `pauses` | what the guardian holds for us |
+//! | `memory` | limits of memory, which the guardian's broker holds |
 //!
 //! # What a sample costs
 //! With nothing new: one `poll` of all pidfds, one count of clients (3 us), for each GPU the trace
@@ -26,6 +27,7 @@ mod enforce;
 mod groups;
 mod inventory;
 mod ledger;
+mod memory;
 mod meter;
 mod pauses;
 mod scan;
@@ -34,20 +36,22 @@ mod tenants;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use ghost_model::plan::Why;
 use ghost_model::report::Process;
 use ghost_model::{
     Action, BackendKind, Capabilities, Enforcer, GpuId, GpuInfo, GpuSample, GpuState, GroupSample,
-    Key, Members, Micros, Name, Sample,
+    Key, Members, MemorySeen, MemoryWanted, Micros, Name, Sample,
 };
 use ghost_rm::{AllocForm, BranchError, DriverVersion, Session, SessionError};
 
 use crate::cgroup::Hierarchy;
-use crate::{Backend, Event, Failure, procs};
+use crate::{AdoptError, Backend, Event, Failure, procs};
 use groups::Groups;
 use inventory::Board;
+use memory::Memory;
 use meter::Meter;
 use pauses::Pauses;
 use telemetry::{FileTelemetry, Holdings, NvmlTelemetry, Telemetry};
@@ -64,7 +68,7 @@ pub struct Roots {
     pub proc_nvidia: PathBuf,
     /// File that stands for NVML; `None` for NVML itself.
     pub telemetry: Option<PathBuf>,
-    /// Socket of the guardian.
+    /// Socket of the guardian; that of its broker, `broker.sock`, lies beside it.
     pub guardian: PathBuf,
 }
 
@@ -131,6 +135,7 @@ pub struct Stock {
     tenants: BTreeMap<u32, Tenant>,
     groups: Groups,
     pauses: Pauses,
+    memory: Memory,
     wanted_pauses: BTreeMap<(usize, Name), Why>,
     discovery: discovery::State,
     /// Processes that used a GPU by groups that are not known, since discovery last looked.
@@ -192,6 +197,7 @@ impl Stock {
             members: Members::default(),
             tenants: BTreeMap::new(),
             groups: Groups::default(),
+            memory: Memory::start(roots.guardian.with_file_name("broker.sock")),
             pauses: Pauses::new(roots.guardian),
             wanted_pauses: BTreeMap::new(),
             discovery: discovery::State::default(),
@@ -252,6 +258,10 @@ impl Backend for Stock {
             Key::Freeze,
             Key::Devices,
             Key::Cgroup,
+            Key::MemoryMax,
+            Key::MemoryHigh,
+            Key::MemoryLow,
+            Key::MemoryMin,
         ];
         let mut notes =
             vec!["a tenant may raise its own timeslice; it is set back within a second".to_owned()];
@@ -268,7 +278,9 @@ impl Backend for Stock {
             .flatten()
             .collect();
         problems.extend(self.pauses.problem());
+        problems.extend(self.memory.problem());
         notes.extend(problems.into_iter().map(str::to_owned));
+        notes.extend(self.memory.notes());
         if self.hierarchy.is_none() {
             notes.push("no cgroup v2 is mounted: processes can only be attached by pid".to_owned());
         }
@@ -309,11 +321,28 @@ impl Backend for Stock {
             tenant.place(&self.members);
         }
         self.hold_pauses(clock::now());
+        self.memory.set_members(members);
     }
 
     fn stirs(&mut self) -> bool {
-        self.at_rest = !self.has_stirred(clock::now());
+        self.at_rest = !self.memory.has_stirred() && !self.has_stirred(clock::now());
         !self.at_rest
+    }
+
+    fn set_memory(&mut self, wanted: &MemoryWanted) {
+        self.memory.set_limits(wanted);
+    }
+
+    fn memory(&mut self) -> MemorySeen {
+        self.look_at_memory()
+    }
+
+    fn adopt(&mut self, container: &Name, listener: OwnedFd) -> Result<(), AdoptError> {
+        self.memory.adopt(container, listener)
+    }
+
+    fn wake_by(&mut self, wake: Box<dyn Fn() + Send>) {
+        self.memory.wake_by(wake);
     }
 
     fn sample(&mut self) -> Sample {
@@ -337,7 +366,8 @@ impl Backend for Stock {
         let gpus = self.boards.iter().filter_map(|b| b.driven.as_ref());
         self.pauses.connect(gpus.map(|driven| driven.gpu), now);
         self.pauses.renew(now);
-        let unknown = std::mem::take(&mut self.unknown);
+        let mut unknown = std::mem::take(&mut self.unknown);
+        unknown.extend(self.memory.stirred());
         let found = self.discover(&unknown, now);
         self.audit(now);
         for board in &mut self.boards {

@@ -1,0 +1,413 @@
+//! Memory, which the guardian's broker holds: what it is told, what it tells, and the listeners,
+//! of which a duplicate is kept here so that a guardian that was killed gets them back.
+//!
+//! A thread of its own waits for news and, after a new guardian's start, gives it everything
+//! again at once: a tenant may be waiting for an answer meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ghost_guardian::ClientError;
+use ghost_guardian::broker::books::{Card, CardInfo, Observed, SessionId};
+use ghost_guardian::broker::client::Broker;
+use ghost_guardian::broker::wire::Usage;
+use ghost_model::{Bytes, Members, MemorySeen, MemoryWanted, Micros, Name, ProcId};
+
+use super::Stock;
+use super::clock;
+use crate::AdoptError;
+
+/// No call on the broker takes longer.
+const TIMEOUT: Duration = Duration::from_millis(500);
+/// Between tries to connect: tenants may wait for the guardian that is to come.
+const RETRY: Duration = Duration::from_millis(20);
+/// The longest wait for news, so that the end of this process is noticed.
+const WAIT: Duration = Duration::from_secs(1);
+/// Between two looks at news: in a storm of allocations there is always some.
+const PACE: Duration = Duration::from_millis(20);
+/// A listener that the broker does not name, and was given so long ago, has no users any more.
+const GONE: Duration = Duration::from_secs(2);
+/// The memory that nobody is charged for is told again when it has moved by this much.
+const OTHERS_STEP: u64 = 16 << 20;
+/// What the driver counts for each process is looked at this often.
+const OBSERVE: Micros = Micros(1_000_000);
+
+/// A listener that is held.
+#[derive(Debug)]
+struct Held {
+    container: Name,
+    listener: OwnedFd,
+    since: Instant,
+}
+
+/// What a new guardian is to be told.
+#[derive(Debug, Default)]
+struct Told {
+    limits: MemoryWanted,
+    members: Members,
+    cards: Vec<CardInfo>,
+    sessions: BTreeMap<SessionId, Held>,
+}
+
+/// What the watching thread and the backend share.
+struct Shared {
+    path: PathBuf,
+    /// Guards what a new guardian is told, so that it is told all of it or is told later. Held
+    /// over no call but those of giving it.
+    told: Mutex<Told>,
+    /// Guards the last that the broker said, and who has channel groups that are new.
+    last: Mutex<(Option<Usage>, BTreeSet<u32>)>,
+    /// Called when there is news for the control loop.
+    wake: Mutex<Option<Box<dyn Fn() + Send>>>,
+    ended: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The broker as the backend uses it.
+pub(super) struct Memory {
+    shared: Arc<Shared>,
+    broker: Option<Broker>,
+    problem: Option<String>,
+    observed: BTreeMap<(ProcId, Card), Bytes>,
+    observe_due: Micros,
+}
+
+impl Memory {
+    /// Begins to look for the broker at `path`.
+    pub(super) fn start(path: PathBuf) -> Self {
+        let shared = Arc::new(Shared {
+            path,
+            told: Mutex::default(),
+            last: Mutex::default(),
+            wake: Mutex::default(),
+            ended: AtomicBool::new(false),
+        });
+        let watched = shared.clone();
+        let thread = thread::Builder::new()
+            .name("broker".into())
+            .spawn(move || watched.watch());
+        Self {
+            shared,
+            broker: None,
+            problem: thread.err().map(|e| format!("no thread for memory: {e}")),
+            observed: BTreeMap::new(),
+            observe_due: Micros::ZERO,
+        }
+    }
+
+    /// What keeps memory from being held, if something does.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// What the broker wants people to know.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let last = lock(&self.shared.last);
+        last.0.as_ref().map_or_else(Vec::new, |u| u.notes.clone())
+    }
+
+    /// Has `wake` called when processes appeared that the control loop should look at.
+    pub(super) fn wake_by(&mut self, wake: Box<dyn Fn() + Send>) {
+        *lock(&self.shared.wake) = Some(wake);
+    }
+
+    /// Whether a process made channel groups since [`Memory::stirred`].
+    pub(super) fn has_stirred(&self) -> bool {
+        !lock(&self.shared.last).1.is_empty()
+    }
+
+    /// Processes that made channel groups since the last call.
+    pub(super) fn stirred(&mut self) -> BTreeSet<u32> {
+        std::mem::take(&mut lock(&self.shared.last).1)
+    }
+
+    pub(super) fn set_limits(&mut self, wanted: &MemoryWanted) {
+        lock(&self.shared.told).limits = wanted.clone();
+        self.ask(|broker| broker.set_limits(wanted.clone())).ok();
+    }
+
+    pub(super) fn set_members(&mut self, members: &Members) {
+        lock(&self.shared.told).members = members.clone();
+        self.ask(|broker| broker.set_members(members.clone())).ok();
+    }
+
+    /// Says what the cards are, where that has changed enough.
+    fn set_cards(&mut self, cards: Vec<CardInfo>) {
+        {
+            let mut told = lock(&self.shared.told);
+            let same = told.cards.len() == cards.len()
+                && told.cards.iter().zip(&cards).all(|(old, new)| {
+                    let moved = old.others.0.abs_diff(new.others.0);
+                    (old.card, &old.id, old.total) == (new.card, &new.id, new.total)
+                        && moved < OTHERS_STEP
+                });
+            if same {
+                return;
+            }
+            told.cards = cards.clone();
+        }
+        self.ask(|broker| broker.set_cards(cards)).ok();
+    }
+
+    pub(super) fn adopt(&mut self, container: &Name, listener: OwnedFd) -> Result<(), AdoptError> {
+        let refused = |cause: String| AdoptError {
+            container: container.clone(),
+            cause,
+        };
+        let session = new_session().map_err(|e| refused(format!("no name for it: {e}")))?;
+        let own = listener
+            .try_clone()
+            .map_err(|e| refused(format!("it cannot be duplicated: {e}")))?;
+        let held = Held {
+            container: container.clone(),
+            listener: own,
+            since: Instant::now(),
+        };
+        lock(&self.shared.told)
+            .sessions
+            .insert(session.clone(), held);
+        self.ask(|broker| broker.adopt(&session, container, &listener))
+            .map_err(|cause| {
+                lock(&self.shared.told).sessions.remove(&session);
+                refused(cause)
+            })
+    }
+
+    /// Asks for what is so now.
+    fn usage(&mut self) -> Option<Usage> {
+        self.ask(Broker::usage).ok()
+    }
+
+    /// Calls the broker, connecting anew where need be.
+    fn ask<R>(
+        &mut self,
+        call: impl FnOnce(&mut Broker) -> Result<R, ClientError>,
+    ) -> Result<R, String> {
+        let connected = match self.broker.take() {
+            Some(broker) => Ok(broker),
+            None => Broker::connect(&self.shared.path, TIMEOUT),
+        };
+        let asked = connected.map(|mut broker| (call(&mut broker), broker));
+        let error = match asked {
+            Ok((Ok(answer), broker)) => {
+                self.broker = Some(broker);
+                self.problem = None;
+                return Ok(answer);
+            }
+            Ok((Err(error @ ClientError::Refused { .. }), broker)) => {
+                self.broker = Some(broker);
+                return Err(said(&error));
+            }
+            Ok((Err(error), _)) | Err(error) => error,
+        };
+        let cause = format!("{}: try `systemctl start ghost-guardian`", said(&error));
+        self.problem = Some(format!("memory limits are not held: {cause}"));
+        Err(cause)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+fn said(error: &ClientError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error} ({source})"),
+        None => error.to_string(),
+    }
+}
+
+/// A name that no session of this host had or will have.
+fn new_session() -> io::Result<SessionId> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+    text.trim().parse().map_err(io::Error::other)
+}
+
+impl Shared {
+    fn watch(&self) {
+        let mut warned = false;
+        while !self.ended.load(Ordering::Relaxed) {
+            match self.follow() {
+                Ok(()) => return,
+                Err(error) if !warned => {
+                    warned = true;
+                    tracing::debug!(error = said(&error), "the broker is away");
+                }
+                Err(_) => {}
+            }
+            thread::sleep(RETRY);
+        }
+    }
+
+    /// Tells a broker everything, and listens to it until it is gone.
+    fn follow(&self) -> Result<(), ClientError> {
+        let mut broker = Broker::connect(&self.path, TIMEOUT)?;
+        self.tell(&mut broker)?;
+        let mut news = 0;
+        while !self.ended.load(Ordering::Relaxed) {
+            let usage = broker.wait(news, WAIT)?;
+            news = usage.news;
+            self.heard(usage);
+            thread::sleep(PACE);
+        }
+        Ok(())
+    }
+
+    fn tell(&self, broker: &mut Broker) -> Result<(), ClientError> {
+        // A ghostd that was restarted has none of them, a guardian that was, only those that
+        // systemd kept.
+        let theirs = broker.listeners()?;
+        let mut told = lock(&self.told);
+        for (session, container, listener) in theirs {
+            told.sessions.entry(session).or_insert_with(|| Held {
+                container,
+                listener,
+                since: Instant::now(),
+            });
+        }
+        for (session, held) in &told.sessions {
+            match broker.adopt(session, &held.container, &held.listener) {
+                Err(ClientError::Refused { detail, .. }) => {
+                    tracing::error!(container = %held.container, "a listener is not taken: {detail}");
+                }
+                other => other?,
+            }
+        }
+        if !told.cards.is_empty() {
+            broker.set_cards(told.cards.clone())?;
+        }
+        if !told.limits.0.is_empty() {
+            broker.set_limits(told.limits.clone())?;
+        }
+        broker.set_members(told.members.clone())
+    }
+
+    fn heard(&self, usage: Usage) {
+        let serves: BTreeSet<&SessionId> = usage.sessions.iter().map(|s| &s.session).collect();
+        lock(&self.told)
+            .sessions
+            .retain(|session, held| serves.contains(session) || held.since.elapsed() < GONE);
+        let groups = |usage: &Usage| -> BTreeMap<u32, usize> {
+            let of = |t: &ghost_guardian::broker::wire::TenantInfo| {
+                let clients = t.clients.iter();
+                (t.owner.pid, clients.map(|c| 1 + c.groups.len()).sum())
+            };
+            usage.tenants.iter().map(of).collect()
+        };
+        let mut last = lock(&self.last);
+        let before = last.0.as_ref().map(groups).unwrap_or_default();
+        let now = groups(&usage);
+        let new = now.iter().filter(|(pid, n)| before.get(pid) != Some(n));
+        let new: Vec<u32> = new.map(|(pid, _)| *pid).collect();
+        let stirred = !new.is_empty();
+        last.1.extend(new);
+        last.0 = Some(usage);
+        drop(last);
+        if let (true, Some(wake)) = (stirred, lock(&self.wake).as_ref()) {
+            wake();
+        }
+    }
+}
+
+impl Stock {
+    /// Tells the broker what the driver counts, and asks it what containers hold.
+    pub(super) fn look_at_memory(&mut self) -> MemorySeen {
+        let now = clock::now();
+        let Some(usage) = self.memory.usage() else {
+            return MemorySeen::default();
+        };
+        if now >= self.memory.observe_due {
+            self.memory.observe_due = now + OBSERVE;
+            self.tell_cards(&usage);
+            self.observe(&usage, now);
+        }
+        usage.seen
+    }
+
+    fn tell_cards(&mut self, usage: &Usage) {
+        let cards = self.boards.iter().filter_map(|board| {
+            let (id, driven) = (&board.info.id, board.driven.as_ref()?);
+            let tops = usage.seen.containers.iter();
+            let tops = tops.filter(|(name, _)| name.parent().is_none());
+            let known: u64 = tops
+                .filter_map(|(_, on)| on.get(id))
+                .map(|u| u.current.0)
+                .sum();
+            let used = board.info.memory_used.unwrap_or_default().0;
+            Some(CardInfo {
+                card: Card(driven.rm_id),
+                id: id.clone(),
+                total: board.info.memory_total,
+                others: Bytes(used.saturating_sub(known)),
+            })
+        });
+        let cards = cards.collect();
+        self.memory.set_cards(cards);
+    }
+
+    /// Hands on what the driver counts for each process. Processes without a filter are charged
+    /// by that alone.
+    fn observe(&mut self, usage: &Usage, now: Micros) {
+        let count = self.rm.as_ref().and_then(|rm| rm.session.clients().ok());
+        let mut holds: BTreeMap<(ProcId, Card), (Bytes, Option<Name>)> = BTreeMap::new();
+        for board in &self.boards {
+            let Some(driven) = &board.driven else {
+                continue;
+            };
+            let card = Card(driven.rm_id);
+            let telemetry = self.telemetry.as_mut();
+            for (pid, bytes) in self.holdings.on(&board.info.id, count, now, telemetry) {
+                if let (Some(tenant), Some(bytes)) = (self.tenants.get(pid), bytes) {
+                    let member = !tenant.container.is_system();
+                    let container = member.then(|| tenant.container.clone());
+                    holds.insert((tenant.id, card), (*bytes, container));
+                }
+            }
+        }
+        let gone = self
+            .memory
+            .observed
+            .keys()
+            .filter(|key| !holds.contains_key(key));
+        let gone: Vec<(ProcId, Card)> = gone.copied().collect();
+        let changed = holds
+            .iter()
+            .any(|(key, (bytes, _))| self.memory.observed.get(key) != Some(bytes));
+        if !changed && gone.is_empty() {
+            return;
+        }
+        let observed = |((owner, card), (bytes, container))| Observed {
+            owner,
+            card,
+            bytes,
+            version: usage.version,
+            container,
+        };
+        let all: Vec<Observed> = holds
+            .clone()
+            .into_iter()
+            .chain(gone.into_iter().map(|key| (key, (Bytes(0), None))))
+            .map(observed)
+            .collect();
+        let told = all.len();
+        // What was not counted, because something moved meanwhile, is told again next time.
+        if self.memory.ask(|broker| broker.observe(all)) == Ok(told) {
+            self.memory.observed = holds
+                .into_iter()
+                .map(|(k, (bytes, _))| (k, bytes))
+                .collect();
+        }
+    }
+}
