@@ -8,9 +8,11 @@ use anyhow::{Result, bail};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
+mod memory;
+
 type Part = (&'static str, fn(&mut Report) -> Result<()>);
 
-const PARTS: &[Part] = &[("scale", scale), ("rest", rest)];
+const PARTS: &[Part] = &[("scale", scale), ("rest", rest), ("memory", memory::run)];
 
 /// Runs one bench, or all.
 pub fn run(only: Option<&str>, json: bool) -> Result<ExitCode> {
@@ -18,7 +20,11 @@ pub fn run(only: Option<&str>, json: bool) -> Result<ExitCode> {
         let known: Vec<&str> = PARTS.iter().map(|(part, _)| *part).collect();
         bail!("no bench {name:?}: there are {}", known.join(", "));
     }
-    let mut report = Report::new("sim", Kind::Sim.machine());
+    let kind = match only {
+        Some("memory") => Kind::Standin,
+        _ => Kind::Sim,
+    };
+    let mut report = Report::new(&kind.backend().to_string(), kind.machine());
     for (name, part) in PARTS
         .iter()
         .filter(|(name, _)| only.is_none_or(|n| n == *name))

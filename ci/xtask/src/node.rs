@@ -7,6 +7,7 @@ use ghostctl::client::{Client, Target};
 use hyper::Method;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -18,6 +19,8 @@ pub enum Kind {
     Sim,
     /// The GPU of this host, under its unmodified driver.
     Stock,
+    /// A stand-in for that driver, mounted for the purpose.
+    Standin,
 }
 
 impl Kind {
@@ -35,25 +38,22 @@ impl Kind {
     pub fn backend(self) -> BackendKind {
         match self {
             Kind::Sim => BackendKind::Sim,
-            Kind::Stock => BackendKind::Stock,
+            Kind::Stock | Kind::Standin => BackendKind::Stock,
         }
     }
 
     /// The GPU, or what stands for one.
     pub fn machine(self) -> String {
         let first_line = |text: String| text.lines().next().unwrap_or_default().trim().to_owned();
+        let processor = || {
+            let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+            let mut lines = cpu.lines();
+            let model = lines.find_map(|l| l.strip_prefix("model name")?.split_once(": "));
+            model.map_or("unknown processor".to_owned(), |(_, name)| name.to_owned())
+        };
         match self {
-            Kind::Sim => {
-                let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-                let model = cpu
-                    .lines()
-                    .find(|l| l.starts_with("model name"))
-                    .and_then(|l| l.split_once(": "));
-                format!(
-                    "simulated GPU, {}",
-                    model.map_or("unknown processor", |(_, name)| name)
-                )
-            }
+            Kind::Sim => format!("simulated GPU, {}", processor()),
+            Kind::Standin => format!("stand-in for the driver, {}", processor()),
             Kind::Stock => {
                 let ask = ["--query-gpu=name,driver_version", "--format=csv,noheader"];
                 let said = Command::new("nvidia-smi").args(ask).output();
@@ -64,6 +64,31 @@ impl Kind {
     }
 }
 
+/// A mounted stand-in for the driver.
+struct Standin {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Standin {
+    fn mount() -> Result<Standin> {
+        let dir = tempfile::Builder::new().prefix("ghost-dev-").tempdir()?;
+        let mut command = Command::new(beside("ghost-standin")?);
+        command.arg(dir.path()).arg("1").stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut said = String::new();
+        let out = child.stdout.take().context("no pipe")?;
+        BufReader::new(out).read_line(&mut said)?;
+        ensure!(!said.is_empty(), "the stand-in for the driver is not there");
+        Ok(Standin { child, dir })
+    }
+
+    fn unmount(&mut self) {
+        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM).ok();
+        self.child.wait().ok();
+    }
+}
+
 /// A guardian and a daemon. Dropping it stops both.
 pub struct Node {
     /// Where loads run.
@@ -71,6 +96,7 @@ pub struct Node {
     dir: tempfile::TempDir,
     /// What the guardian keeps, in memory as `/run` is: a disk would be in the way of a pause.
     ledger: tempfile::TempDir,
+    standin: Option<Standin>,
     guardian: Option<Child>,
     ghostd: Child,
     client: Client,
@@ -86,17 +112,25 @@ impl Node {
         let dir = tempfile::Builder::new().prefix("ghost-").tempdir()?;
         let path = |name: &str| dir.path().join(name);
         std::fs::create_dir(path("containers.d"))?;
+        let standin = match kind {
+            Kind::Standin => Some(Standin::mount()?),
+            Kind::Sim | Kind::Stock => None,
+        };
         let quoted = |p: PathBuf| format!("{:?}", p.display().to_string());
         std::fs::write(
             path("ghostd.toml"),
             format!(
-                "backend = \"{}\"\nsocket = {}\nstate_dir = {}\nrun_dir = {}\ncontainers_dir = {}\nguardian = {}\nsim_gpus = 1\n",
+                "backend = \"{}\"\nsocket = {}\nstate_dir = {}\nrun_dir = {}\ncontainers_dir = {}\nguardian = {}\nsim_gpus = 1\n{}",
                 kind.backend(),
                 quoted(path("ghostd.sock")),
                 quoted(path("state")),
                 quoted(path("run")),
                 quoted(path("containers.d")),
                 quoted(path("guardian.sock")),
+                standin
+                    .as_ref()
+                    .map(|s| format!("standin = {}\n", quoted(s.dir.path().into())))
+                    .unwrap_or_default(),
             ),
         )?;
         let memory = Path::new("/dev/shm");
@@ -106,7 +140,9 @@ impl Node {
         };
         let guardian = match kind {
             Kind::Sim => None,
-            Kind::Stock => Some(spawn_guardian(dir.path(), ledger.path())?),
+            Kind::Stock | Kind::Standin => {
+                Some(spawn_guardian(dir.path(), ledger.path(), standin.as_ref())?)
+            }
         };
         let ghostd = spawn_ghostd(dir.path())?;
         let client = Client::new(Some(path("ghostd.sock")), false);
@@ -117,6 +153,7 @@ impl Node {
             kind,
             dir,
             ledger,
+            standin,
             guardian,
             ghostd,
             client,
@@ -151,6 +188,11 @@ impl Node {
             .rev()
             .collect::<Vec<_>>()
             .join("\n")
+    }
+
+    /// ghostd's socket.
+    pub fn socket(&self) -> &Path {
+        self.client.socket()
     }
 
     /// Where loads write.
@@ -244,8 +286,19 @@ impl Node {
 
     /// Starts the guardian again, as its unit would.
     pub fn start_guardian(&mut self) -> Result<()> {
-        self.guardian = Some(spawn_guardian(self.dir.path(), self.ledger.path())?);
+        let standin = self.standin.as_ref();
+        let child = spawn_guardian(self.dir.path(), self.ledger.path(), standin)?;
+        self.guardian = Some(child);
         Ok(())
+    }
+
+    /// A file of the stand-in for the driver.
+    pub fn standin(&self, file: &str) -> Result<PathBuf> {
+        let standin = self
+            .standin
+            .as_ref()
+            .context("this driver is no stand-in")?;
+        Ok(standin.dir.path().join(file))
     }
 
     /// Kills ghostd outright.
@@ -296,27 +349,37 @@ impl Drop for Node {
             kill(Pid::from_raw(guardian.id() as i32), Signal::SIGTERM).ok();
             guardian.wait().ok();
         }
+        if let Some(standin) = &mut self.standin {
+            standin.unmount();
+        }
     }
 }
 
 /// The load program of a kind.
 pub fn load_program(kind: Kind) -> &'static str {
     match kind {
-        Kind::Sim => "ghost-load",
+        Kind::Sim | Kind::Standin => "ghost-load",
         Kind::Stock => "ghost-burn",
     }
 }
 
-fn spawn_guardian(dir: &Path, ledger: &Path) -> Result<Child> {
+fn spawn_guardian(dir: &Path, ledger: &Path, standin: Option<&Standin>) -> Result<Child> {
+    let socket = dir.join("guardian.sock");
+    // One that was killed left its own behind.
+    std::fs::remove_file(&socket).ok();
     let mut command = Command::new(beside("ghost-guardian")?);
-    command
-        .arg("--socket")
-        .arg(dir.join("guardian.sock"))
-        .arg("--state")
-        .arg(ledger);
+    command.arg("--socket").arg(&socket);
+    command.arg("--broker-socket").arg(dir.join("broker.sock"));
+    command.arg("--state").arg(ledger);
+    if let Some(standin) = standin {
+        let root = standin.dir.path();
+        command.arg("--dev-root").arg(root);
+        let version = root.join("proc/driver/nvidia/version");
+        command.arg("--driver-version").arg(version);
+    }
     let child = spawn_logged(command, dir, "guardian")?;
     for _ in 0..500 {
-        if dir.join("guardian.sock").exists() {
+        if socket.exists() {
             return Ok(child);
         }
         sleep_ms(10.0);
