@@ -9,7 +9,9 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
+
+use crate::pidfd::new_fd;
 
 /// `AUDIT_ARCH_X86_64` of linux/audit.h: x86-64 and x32.
 pub(crate) const ARCH_X86_64: u32 = 0xC000_003E;
@@ -129,9 +131,5 @@ fn set_filter(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
             &raw const program,
         )
     };
-    match RawFd::try_from(fd) {
-        // SAFETY: the kernel has just made this descriptor for us alone.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
+    new_fd(fd)
 }

@@ -6,20 +6,6 @@ use std::time::{Duration, Instant};
 
 use crate::procid::{ProcError, ProcId};
 
-/// The first form of `struct pidfd_info`.
-#[repr(C)]
-#[derive(Default)]
-struct PidFdInfo {
-    mask: u64,
-    cgroup: u64,
-    /// Pids, users and groups.
-    rest: [u32; 12],
-}
-
-/// `_IOWR(0xFF, 11, struct pidfd_info)`
-const PIDFD_GET_INFO: libc::c_ulong =
-    3 << 30 | (size_of::<PidFdInfo>() as libc::c_ulong) << 16 | 0xFF << 8 | 11;
-
 /// A held process: it can exit, but nothing else can take its place. Readable,
 /// in the sense of `poll`, once the whole process has exited.
 #[derive(Debug)]
@@ -96,14 +82,7 @@ impl PidFd {
     /// tell (before Linux 6.13), or the process is gone.
     #[must_use]
     pub fn cgroup_id(&self) -> Option<u64> {
-        const CGROUP: u64 = 1 << 2;
-        let mut info = PidFdInfo {
-            mask: CGROUP,
-            ..PidFdInfo::default()
-        };
-        // SAFETY: the number holds the size of `info`, and the kernel writes no more than that.
-        let done = unsafe { libc::ioctl(self.fd.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
-        (done == 0 && info.mask & CGROUP != 0).then_some(info.cgroup)
+        Some(info(&self.fd, libc::PIDFD_INFO_CGROUPID)?.cgroupid)
     }
 
     /// Calls `f` with a duplicate of the process's descriptor `fd`, which is
@@ -159,7 +138,20 @@ impl AsFd for PidFd {
     }
 }
 
-fn new_fd(returned: libc::c_long) -> io::Result<OwnedFd> {
+/// What the kernel says of a held process or thread; `None` where it does not say all of `wanted`
+/// (before Linux 6.13), or it is gone.
+pub(crate) fn info(fd: &OwnedFd, wanted: libc::c_uint) -> Option<libc::pidfd_info> {
+    let wanted = u64::from(wanted);
+    // SAFETY: every bit pattern is a value of this structure of integers.
+    let mut info: libc::pidfd_info = unsafe { std::mem::zeroed() };
+    info.mask = wanted;
+    // SAFETY: the kernel reads and writes one structure, of the size that is
+    // in the ioctl's number, which lives in this frame.
+    let got = unsafe { libc::ioctl(fd.as_raw_fd(), libc::PIDFD_GET_INFO, &raw mut info) };
+    (got == 0 && info.mask & wanted == wanted).then_some(info)
+}
+
+pub(crate) fn new_fd(returned: libc::c_long) -> io::Result<OwnedFd> {
     match RawFd::try_from(returned) {
         // SAFETY: the kernel has just made this descriptor for us alone.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -275,7 +267,7 @@ mod tests {
         assert_eq!(ids[0], ids[1]);
         assert_ne!(ids[0], Some(0));
         let held = PidFd::open_pid(children[0].id() as i32).unwrap();
-        children.each_mut().map(end);
+        children.iter_mut().for_each(end);
         assert_eq!(held.cgroup_id(), None);
     }
 

@@ -3,9 +3,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
+use crate::pidfd::{info, new_fd};
 use crate::procid::{ProcError, ProcId};
 
 /// A held thread: it can exit, but nothing else can take its place. It may be
@@ -46,32 +47,34 @@ impl Thread {
     ///
     /// [`ProcError::Gone`], [`ProcError::System`].
     pub fn open(tid: i32) -> Result<Self, ProcError> {
-        let (fd, own) = match pidfd_open(tid, libc::PIDFD_THREAD) {
-            Ok(fd) => (fd, true),
-            // Before Linux 6.9 there are descriptors of whole processes only.
-            Err(e) if tid > 0 && e.raw_os_error() == Some(libc::EINVAL) => {
-                let tgid = status_field(tid, "Tgid:", 0)?;
-                let fd = pidfd_open(tgid as i32, 0).map_err(|e| error(tid, "pidfd_open", e))?;
-                (fd, false)
+        match pidfd_open(tid, libc::PIDFD_THREAD) {
+            Ok(fd) => {
+                let process = match info(&fd, libc::PIDFD_INFO_PID) {
+                    Some(info) => info.tgid as i32,
+                    None => status_field(tid, "Tgid:", 0)? as i32,
+                };
+                Self::hold(tid, process, fd, true)
             }
-            Err(e) => return Err(error(tid, "pidfd_open", e)),
-        };
-        let tgid = match own.then(|| info(&fd)).flatten() {
-            Some(info) => info.tgid,
-            None => status_field(tid, "Tgid:", 0)?,
-        };
-        let process = ProcId::of_pid(tgid as i32)?;
-        let start_ticks = if tgid as i32 == tid {
-            process.start_ticks
-        } else {
-            start_of(process.pid, tid)?
-        };
+            // An older kernel, which has descriptors of whole processes only.
+            Err(e) if tid > 0 && e.raw_os_error() == Some(libc::EINVAL) => Self::open_process(tid),
+            Err(e) => Err(error(tid, "pidfd_open", e)),
+        }
+    }
+
+    /// Holds the thread by its process and the time when it started.
+    fn open_process(tid: i32) -> Result<Self, ProcError> {
+        let process = status_field(tid, "Tgid:", 0)? as i32;
+        let fd = pidfd_open(process, 0).map_err(|e| error(tid, "pidfd_open", e))?;
+        Self::hold(tid, process, fd, false)
+    }
+
+    fn hold(tid: i32, process: i32, fd: OwnedFd, own: bool) -> Result<Self, ProcError> {
         let held = Self {
             tid,
-            process,
+            process: ProcId::of_pid(process)?,
             fd,
             own,
-            start_ticks,
+            start_ticks: start_of(process, tid)?,
         };
         // What was read under the number is the held thread's if it lives yet.
         if held.is_alive() {
@@ -136,6 +139,10 @@ impl Thread {
         }
     }
 
+    fn info(&self, wanted: libc::c_uint) -> Option<libc::pidfd_info> {
+        self.own.then(|| info(&self.fd, wanted)).flatten()
+    }
+
     /// Whether its descriptors are its process's.
     fn shares_descriptors(&self) -> Result<bool, ProcError> {
         const KCMP_FILES: libc::c_int = 2;
@@ -174,7 +181,7 @@ impl Thread {
     ///
     /// [`ProcError::Gone`], [`ProcError::System`].
     pub fn credentials(&self) -> Result<Credentials, ProcError> {
-        let found = match self.own.then(|| info(&self.fd)).flatten() {
+        let found = match self.info(libc::PIDFD_INFO_CREDS) {
             Some(info) => Credentials {
                 uid: info.euid,
                 gid: info.egid,
@@ -231,26 +238,6 @@ fn pidfd_open(pid: i32, flags: libc::c_uint) -> io::Result<OwnedFd> {
     new_fd(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) })
 }
 
-fn new_fd(returned: libc::c_long) -> io::Result<OwnedFd> {
-    match RawFd::try_from(returned) {
-        // SAFETY: the kernel has just made this descriptor for us alone.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// What the kernel says of a held thread (Linux 6.13), `None` where it cannot.
-fn info(fd: &OwnedFd) -> Option<libc::pidfd_info> {
-    // SAFETY: every bit pattern is a value of this structure of integers.
-    let mut info: libc::pidfd_info = unsafe { std::mem::zeroed() };
-    let wanted = u64::from(libc::PIDFD_INFO_PID | libc::PIDFD_INFO_CREDS);
-    info.mask = wanted;
-    // SAFETY: the kernel reads and writes one structure, of the size that is
-    // in the ioctl's number, which lives in this frame.
-    let got = unsafe { libc::ioctl(fd.as_raw_fd(), libc::PIDFD_GET_INFO, &raw mut info) };
-    (got == 0 && info.mask & wanted == wanted).then_some(info)
-}
-
 /// When a thread started.
 fn start_of(pid: i32, tid: i32) -> Result<u64, ProcError> {
     let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat"))
@@ -269,4 +256,77 @@ fn status_field(tid: i32, key: &str, place: usize) -> Result<u32, ProcError> {
             call: "reading /proc/TID/status",
             source: io::ErrorKind::InvalidData.into(),
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// Calls `f` with the number of a thread of this process, which then ends.
+    fn with_thread<R>(setup: fn(), f: impl FnOnce(i32) -> R) -> R {
+        let (tell, told) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            setup();
+            // SAFETY: takes nothing.
+            tell.send(unsafe { libc::gettid() }).unwrap();
+            let _ = ended.recv();
+        });
+        let result = f(told.recv().unwrap());
+        drop(end);
+        thread.join().unwrap();
+        result
+    }
+
+    #[test]
+    fn an_older_kernels_way_tells_the_same() {
+        let held = with_thread(
+            || (),
+            |tid| {
+                let own = Thread::open(tid).unwrap();
+                let held = Thread::open_process(tid).unwrap();
+                assert!(!held.own);
+                assert_eq!(held.process(), own.process());
+                assert_eq!(held.start_ticks, own.start_ticks);
+                assert_eq!(held.credentials().unwrap(), own.credentials().unwrap());
+                let file = held.with_fd(0, file_of).unwrap();
+                assert_eq!(file, own.with_fd(0, file_of).unwrap());
+                let word = 0x6768_6f73_u32;
+                let mut read = [0; 4];
+                let memory = held.memory().unwrap();
+                memory.read(&raw const word as u64, &mut read).unwrap();
+                assert_eq!(u32::from_ne_bytes(read), word);
+                held
+            },
+        );
+        // Its process, by which it is held, is alive.
+        assert!(!held.is_alive());
+        let gone = held.with_fd(0, |_| ()).unwrap_err();
+        assert!(matches!(gone, ProcError::Gone { .. }), "{gone:?}");
+    }
+
+    #[test]
+    fn an_older_kernels_way_lends_no_other_threads_descriptors() {
+        fn apart() {
+            // SAFETY: takes an integer; this thread has its own table then.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+        }
+        with_thread(apart, |tid| {
+            let held = Thread::open_process(tid).unwrap();
+            let refused = held.with_fd(0, |_| ()).unwrap_err();
+            assert!(
+                matches!(refused, ProcError::NoSuchFd { fd: 0, .. }),
+                "{refused:?}"
+            );
+        });
+    }
+
+    /// Which file a descriptor is of.
+    fn file_of(fd: BorrowedFd<'_>) -> (u64, u64) {
+        use std::os::unix::fs::MetadataExt;
+        let file = File::from(fd.try_clone_to_owned().unwrap());
+        let data = file.metadata().unwrap();
+        (data.dev(), data.ino())
+    }
 }
