@@ -266,14 +266,11 @@ impl Naive {
         let held: u64 = self.blocks.iter().filter(held).map(|b| b.bytes).sum();
         let bytes = bytes.saturating_sub(held);
         let known = self.base.contains_key(&owner);
-        if !filtered && (known || bytes > 0) {
-            if let Some(name) = &container
-                && self
-                    .base
-                    .insert(owner, name.clone())
-                    .is_some_and(|old| old != *name)
-            {
-                self.moved(owner, name);
+        let counts = !filtered && (known || bytes > 0);
+        if let Some(name) = container.filter(|_| counts) {
+            let before = self.base.insert(owner, name.clone());
+            if before.is_some_and(|before| before != name) {
+                self.moved(owner, &name);
             }
         }
         let Some(base) = self.base.get(&owner).cloned() else {
