@@ -14,7 +14,7 @@ pub fn run(json: bool) -> Result<ExitCode> {
             "On this host's GPU, under its unmodified driver: {}",
             kind.machine()
         ),
-        Kind::Sim => {
+        Kind::Sim | Kind::Standin => {
             eprintln!("There is no NVIDIA GPU here (or we are not root): on the simulator.")
         }
     }
