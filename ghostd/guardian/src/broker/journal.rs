@@ -621,6 +621,17 @@ pub(crate) mod tests {
         }
 
         #[test]
+        fn a_length_beyond_the_end_is_damage_when_records_follow(length in 1000u32..) {
+            let mut keeper = keeper();
+            fill(&mut keeper, 1);
+            keeper.store.bytes.extend_from_slice(b"GBK\x07");
+            keeper.store.bytes.extend_from_slice(&length.to_le_bytes());
+            fill(&mut keeper, 2);
+            let found = Found { damaged: 1, ..Found::default() };
+            prop_assert_eq!(reread(&keeper), (keeper.books, found));
+        }
+
+        #[test]
         fn any_bytes_are_read_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             let (books, found) = replay(&bytes, BOOT);
             prop_assert_eq!(books, Books::default());
