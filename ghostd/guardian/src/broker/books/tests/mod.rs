@@ -1,5 +1,6 @@
-//! Cases by hand; random ones are in [`random`].
+//! Cases by hand; random ones are in [`random`] and [`ops`].
 
+mod ops;
 mod random;
 
 use std::collections::BTreeMap;
