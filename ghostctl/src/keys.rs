@@ -2,7 +2,7 @@
 //! files have them.
 
 use ghost_model::report::Container;
-use ghost_model::{GpuId, Key};
+use ghost_model::{GpuId, Key, MemoryEvents};
 use serde_json::Value as Json;
 
 /// What a key shows.
@@ -104,7 +104,20 @@ pub fn shown(c: &Container, key: Key, gpu: Option<&GpuId>) -> Option<Shown> {
             ("populated".into(), status.events.populated.to_string()),
             ("frozen".into(), status.events.frozen.to_string()),
         ])),
-        Key::MemoryEvents | Key::Pressure => None,
+        Key::MemoryEvents | Key::MemoryEventsLocal => {
+            let map = match key {
+                Key::MemoryEvents => &status.memory_events,
+                _ => &status.memory_events_local,
+            };
+            let text = |e: &MemoryEvents| {
+                format!(
+                    "low={} high={} max={} fail={}",
+                    e.low, e.high, e.max, e.fail
+                )
+            };
+            by_gpu(map.iter().map(|(g, e)| (g.to_string(), text(e))).collect())
+        }
+        Key::Pressure => None,
         setting => {
             if gpu.is_some() {
                 let value = status.effective.effective(setting, gpu)?;

@@ -65,6 +65,9 @@ pub struct Config {
     pub socket_group: String,
     /// The socket's mode; 0o666 lets everybody look.
     pub socket_mode: u32,
+    /// Where container runtimes hand over the listeners of seccomp filters; its group and mode are
+    /// the socket's.
+    pub notify_socket: PathBuf,
     /// Where containers, counters and the journal are kept.
     pub state_dir: PathBuf,
     /// Where sockets are made that end with the daemon.
@@ -108,6 +111,7 @@ const KEYS: &[&str] = &[
     "socket",
     "socket_group",
     "socket_mode",
+    "notify_socket",
     "state_dir",
     "run_dir",
     "containers_dir",
@@ -124,6 +128,7 @@ struct File {
     socket: Option<PathBuf>,
     socket_group: Option<String>,
     socket_mode: Option<String>,
+    notify_socket: Option<PathBuf>,
     state_dir: Option<PathBuf>,
     run_dir: Option<PathBuf>,
     containers_dir: Option<PathBuf>,
@@ -266,6 +271,9 @@ impl Config {
             socket: pick(&args.socket, file.socket, run_dir.join("ghostd.sock")),
             socket_group: file.socket_group.unwrap_or_else(|| "ghost".into()),
             socket_mode,
+            notify_socket: file
+                .notify_socket
+                .unwrap_or_else(|| run_dir.join("notify.sock")),
             state_dir: pick(&args.state_dir, file.state_dir, here.state_dir()),
             containers_dir: pick(
                 &args.containers_dir,

@@ -3,19 +3,21 @@
 
 use crate::events::Events;
 use crate::journal::{Recorder, Saved};
+use crate::memory::Holdings;
 use crate::metrics::LoopMetrics;
-use ghost_backend::{Backend, Event};
+use ghost_backend::{AdoptError, Backend, Event};
 use ghost_model::report::Process;
 use ghost_model::{
-    Action, BackendKind, Bytes, Capabilities, GpuId, GpuInfo, Key, Members, Micros, Name, Plan,
-    Sample, Spec,
+    Action, BackendKind, Bytes, Capabilities, GpuId, GpuInfo, Key, Members, MemoryEvents, Micros,
+    Name, Plan, Sample, Spec,
 };
 use ghost_policy::{ContainerStat, Desired, Memory, step};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// How often processes and GPUs are listed again where no event asks for it.
 const LIST: Duration = Duration::from_secs(5);
@@ -52,8 +54,23 @@ pub struct Wanted {
 pub enum Message {
     /// This is wanted from now on.
     Wanted(Box<Wanted>),
+    /// Here is the listener of a seccomp filter.
+    Adopt(Box<Adopt>),
+    /// The backend has news.
+    Wake,
     /// Let everything run that is paused, and end.
     Stop,
+}
+
+/// A listener, and where its processes are charged.
+#[derive(Debug)]
+pub struct Adopt {
+    /// The container.
+    pub container: Name,
+    /// The listener.
+    pub listener: OwnedFd,
+    /// Where the backend's answer goes.
+    pub answer: oneshot::Sender<Result<(), AdoptError>>,
 }
 
 /// Counters that no backend keeps and a restart must not lose.
@@ -80,6 +97,14 @@ pub struct Seen {
     pub runs: bool,
     /// Memory in use, where it can be read.
     pub memory: BTreeMap<GpuId, Bytes>,
+    /// What limits of memory did.
+    pub memory_events: BTreeMap<GpuId, MemoryEvents>,
+    /// The same, without the containers below.
+    pub memory_events_local: BTreeMap<GpuId, MemoryEvents>,
+    /// Whether there is a process whose allocations are asked about.
+    pub held: bool,
+    /// Processes on a GPU whose allocations nobody is asked about.
+    pub not_held: Vec<u32>,
     /// What the policy counted.
     pub stats: BTreeMap<GpuId, ContainerStat>,
 }
@@ -172,6 +197,7 @@ struct Control<B> {
     view: Observed,
     /// What the last list put under each container.
     places: BTreeMap<Name, Seen>,
+    holdings: Holdings,
     counters: Counters,
     listed: Option<Instant>,
     published: Option<Instant>,
@@ -213,6 +239,7 @@ impl<B: Backend> Control<B> {
             },
             backend,
             places: BTreeMap::new(),
+            holdings: Holdings::default(),
             parts,
             memory: saved.memory,
             wanted: Wanted::default(),
@@ -234,9 +261,19 @@ impl<B: Backend> Control<B> {
             let wait = deadline.saturating_duration_since(Instant::now());
             let mut message = self.parts.messages.recv_timeout(wait);
             let mut wanted = None;
+            let mut woken = false;
             loop {
                 match message {
                     Ok(Message::Wanted(w)) => wanted = Some(w),
+                    Ok(Message::Adopt(adopt)) => {
+                        // A container that is new, and its members, come before its processes.
+                        if let Some(wanted) = wanted.take() {
+                            self.want(*wanted);
+                            woken = true;
+                        }
+                        self.adopt(*adopt);
+                    }
+                    Ok(Message::Wake) => woken = true,
                     Ok(Message::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => {
                         return self.stop();
                     }
@@ -246,7 +283,7 @@ impl<B: Backend> Control<B> {
             }
             match wanted {
                 Some(wanted) => self.want(*wanted),
-                None if Instant::now() < self.rests && !self.backend.stirs() => {
+                None if !woken && Instant::now() < self.rests && !self.backend.stirs() => {
                     let glance = Instant::now() + self.parts.tick.duration() * CALM;
                     deadline = self.rests.min(glance);
                     (self.parts.alive)();
@@ -275,14 +312,31 @@ impl<B: Backend> Control<B> {
             !held.contains(&key)
         });
         self.wanted = wanted;
+        self.tell_limits();
         self.progress = Progress::Wanted;
         self.looks = 0;
+    }
+
+    fn tell_limits(&mut self) {
+        let wanted = &self.wanted.desired;
+        if let Some(limits) = self.holdings.untold(wanted, &self.view.gpus) {
+            self.backend.set_memory(limits);
+            self.published = None;
+        }
+    }
+
+    fn adopt(&mut self, adopt: Adopt) {
+        let container = &adopt.container;
+        let taken = self.call("adopt", |b| b.adopt(container, adopt.listener));
+        // Whoever asked may have hung up; the listener is taken all the same.
+        let _ = adopt.answer.send(taken);
     }
 
     /// One turn; gives when the next is due.
     fn turn(&mut self) -> Instant {
         let begin = Instant::now();
-        let sample = self.call("sample", B::sample);
+        let mut sample = self.call("sample", B::sample);
+        self.holdings.fill(&mut sample);
         let journal = self
             .parts
             .recorder
@@ -441,6 +495,9 @@ impl<B: Backend> Control<B> {
             self.view.capabilities = Arc::new(capabilities);
         }
         self.view.gpus = Arc::new(gpus);
+        if self.wanted.revision > 0 {
+            self.tell_limits();
+        }
         self.places = place(&processes);
         self.published = None;
         self.view.processes = Arc::new(processes);
@@ -448,15 +505,27 @@ impl<B: Backend> Control<B> {
     }
 
     fn publish(&mut self, sample: &Sample) {
-        let seen = see(self.places.clone(), sample, &self.memory);
+        let memory = self.call("memory", B::memory);
+        let mut seen = see(self.places.clone(), sample, &self.memory);
+        self.holdings
+            .see(memory.as_ref(), &self.view.processes, &mut seen);
+        let news = memory.as_ref();
+        let news = news.map(|m| self.holdings.news(m, Instant::now()));
+        for news in news.unwrap_or_default() {
+            tracing::info!(container = %news.container, "{}: {}", news.what, news.detail);
+            let events = &self.parts.events;
+            events.push(news.what, Some(&news.container), news.detail);
+        }
         for (name, one) in &seen {
             if !name.is_system() && !self.wanted.desired.containers.contains_key(name) {
                 continue;
             }
+            let account = memory.as_ref().and_then(|m| m.containers.get(name));
             for (gpu, now) in &one.memory {
                 let peaks = self.counters.peak.entry(name.clone()).or_default();
                 let peak = peaks.entry(gpu.clone()).or_default();
-                *peak = (*peak).max(*now);
+                let before = account.and_then(|on| on.get(gpu)).map(|used| used.peak);
+                *peak = (*peak).max(*now).max(before.unwrap_or_default());
             }
         }
         if *self.view.counters != self.counters {

@@ -6,10 +6,12 @@ use crate::config::Config;
 use crate::control::{self, Message, Observed};
 use crate::core::{self, Handle, Refused, Request};
 use crate::events::Events;
-use crate::http::{self, App, Server, ServerError};
+use crate::http::{self, App, Server};
 use crate::journal::{self, Recorder};
 use crate::metrics::{LoopMetrics, Metrics};
+use crate::notify::{self, Notify};
 use crate::proc::Proc;
+use crate::socket::{self, SocketError};
 use crate::store::{Store, StoreError};
 use ghost_backend::Backend;
 use std::io;
@@ -30,7 +32,7 @@ pub enum DaemonError {
     Store(#[from] StoreError),
     /// The socket cannot be had.
     #[error(transparent)]
-    Server(#[from] ServerError),
+    Socket(#[from] SocketError),
     /// A thread or a directory cannot be had.
     #[error("{what}: {source}")]
     System {
@@ -53,28 +55,37 @@ pub struct Daemon {
     loop_thread: JoinHandle<()>,
     core_thread: JoinHandle<()>,
     server: tokio::task::JoinHandle<()>,
+    notify: Option<Notify>,
+}
+
+/// The sockets that systemd made, where it did.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    /// REST.
+    pub rest: Option<UnixListener>,
+    /// Where listeners are handed over.
+    pub notify: Option<UnixListener>,
 }
 
 impl Daemon {
     /// Opens the store, which refuses a second ghostd, and starts all parts. `backend` is made
-    /// after that, so that two daemons never hold the same GPUs; `listener` is the socket that
-    /// systemd made, where it did; `alive` is called at each turn of the control loop.
+    /// after that, so that two daemons never hold the same GPUs; `alive` is called at each turn of the control loop.
     ///
     /// # Errors
     /// [`DaemonError`], or the backend's own.
     pub fn start<B: Backend + 'static, E: From<DaemonError>>(
         config: &Config,
-        listener: Option<UnixListener>,
+        sockets: Sockets,
         backend: impl FnOnce() -> Result<B, E>,
         alive: impl FnMut() + Send + 'static,
     ) -> Result<Daemon, E> {
         let (store, mut store_notes) = Store::open(&config.state_dir).map_err(DaemonError::from)?;
         let admins = Admins::new(&config.socket_group);
-        let backend = backend()?;
+        let mut backend = backend()?;
         let start = || -> Result<Daemon, DaemonError> {
-            let server = match listener {
-                Some(listener) => Server::on(listener, admins)?,
-                None => Server::bind(&config.socket, config.socket_mode, admins)?,
+            let server = match sockets.rest {
+                Some(listener) => Server::on(listener, admins.clone())?,
+                None => Server::bind(&config.socket, config.socket_mode, admins.clone())?,
             };
             let events = Events::new();
             let proc = Proc::host();
@@ -84,6 +95,10 @@ impl Daemon {
             let recorder = Recorder::start(&config.state_dir).map_err(system("the journal"))?;
             let (publish, observed) = watch::channel(Arc::new(Observed::default()));
             let (control, messages) = mpsc::channel();
+            let wake = control.clone();
+            // Without a loop there is nobody to wake.
+            backend.wake_by(Box::new(move || drop(wake.send(Message::Wake))));
+            let takes_listeners = backend.takes_listeners();
             let loop_thread = control::start(
                 backend,
                 control::Parts {
@@ -108,6 +123,24 @@ impl Daemon {
                 control: control.clone(),
             })
             .map_err(system("the core"))?;
+            let notify = takes_listeners.then(|| -> Result<Notify, DaemonError> {
+                let path = &config.notify_socket;
+                let (socket, own) = match sockets.notify {
+                    Some(socket) => (socket, None),
+                    None => {
+                        let socket = socket::bind(path, config.socket_mode, &admins)?;
+                        (socket, Some(path.clone()))
+                    }
+                };
+                let parts = notify::Parts {
+                    admins,
+                    core: core.clone(),
+                    control: control.clone(),
+                    events: events.clone(),
+                };
+                Notify::start(socket, own, parts).map_err(system("the notify socket"))
+            });
+            let notify = notify.transpose()?;
             let (stop, stopping) = watch::channel(false);
             let app = App {
                 metrics: Arc::new(Metrics::new(&of_loop, core.clone(), observed.clone())),
@@ -116,6 +149,9 @@ impl Daemon {
                 events,
                 of_loop,
                 proc,
+                notify: notify
+                    .is_some()
+                    .then(|| config.notify_socket.as_path().into()),
                 stopping: stopping.clone(),
             };
             let router = http::router(app.clone());
@@ -126,6 +162,7 @@ impl Daemon {
                 stop,
                 loop_thread,
                 core_thread,
+                notify,
             })
         };
         Ok(start()?)
@@ -169,6 +206,7 @@ impl Daemon {
     pub async fn stop(self) -> Result<(), DaemonError> {
         self.stop.send_replace(true);
         let server = self.server.await;
+        drop(self.notify);
         // Without a loop there is nobody to be told.
         let _ = self.control.send(Message::Stop);
         self.app.core.stop();

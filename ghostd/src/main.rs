@@ -6,12 +6,11 @@ use clap::Parser;
 use ghost_backend::sim::{self, SimBackend};
 use ghost_backend::stock::{Roots, Stock};
 use ghostd::config::{Args, BackendChoice, Config};
-use ghostd::daemon::Daemon;
+use ghostd::daemon::{Daemon, Sockets};
 use ghostd::{http, journal};
 use sd_notify::NotifyState;
 use std::fs;
 use std::io::{self, BufReader, IsTerminal, Write};
-use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -45,9 +44,13 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return replay(path);
     }
     let config = Config::load(args)?;
-    let listener = listenfd::ListenFd::from_env()
-        .take_unix_listener(0)
-        .context("the socket from systemd")?;
+    let mut from_systemd = listenfd::ListenFd::from_env();
+    let mut take = |at| from_systemd.take_unix_listener(at);
+    // In the order of the unit.
+    let sockets = Sockets {
+        rest: take(0).context("the socket from systemd")?,
+        notify: take(1).context("the notify socket from systemd")?,
+    };
     log();
     // Two threads suffice for many clients, and a small daemon is one of the promises.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -56,7 +59,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("the runtime")?;
-    runtime.block_on(serve(&config, listener))?;
+    runtime.block_on(serve(&config, sockets))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -96,14 +99,14 @@ fn log() {
         .init();
 }
 
-async fn serve(config: &Config, listener: Option<UnixListener>) -> anyhow::Result<()> {
+async fn serve(config: &Config, sockets: Sockets) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
     let daemon = if is_stock(config) {
-        Daemon::start(config, listener, || stock(config), watchdog())?
+        Daemon::start(config, sockets, || stock(config), watchdog())?
     } else {
-        Daemon::start(config, listener, || simulated(config), watchdog())?
+        Daemon::start(config, sockets, || simulated(config), watchdog())?
     };
     tracing::info!(
         socket = %config.socket.display(),

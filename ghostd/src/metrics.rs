@@ -184,6 +184,8 @@ struct Containers {
 
 /// `container` and `gpu`.
 type Labels<'a> = [(&'static str, &'a str); 2];
+/// The same and `event`.
+type EventLabels<'a> = [(&'static str, &'a str); 3];
 
 /// One number of a container on a GPU.
 struct Series {
@@ -349,6 +351,31 @@ impl Collector for Containers {
                 }
             })?;
         }
-        Ok(())
+        let counter = ConstCounter::new(0.0);
+        let mut family = encoder.encode_descriptor(
+            "gpu_memory_events",
+            "Times that a limit of memory made itself felt",
+            None,
+            counter.metric_type(),
+        )?;
+        Self::places(&catalog, &now, |place| {
+            let events = place.seen.memory_events.get(place.gpu);
+            let events = events.copied().unwrap_or_default();
+            let all = [
+                ("low", events.low),
+                ("high", events.high),
+                ("max", events.max),
+                ("fail", events.fail),
+            ];
+            all.into_iter().try_for_each(|(event, count)| {
+                let labels: EventLabels<'_> = [
+                    ("container", place.name.as_str()),
+                    ("gpu", place.gpu.as_str()),
+                    ("event", event),
+                ];
+                let metric = family.encode_family(&labels)?;
+                ConstCounter::new(count).encode(metric)
+            })
+        })
     }
 }

@@ -5,11 +5,15 @@ use crate::core::{Catalog, Entry};
 use crate::proc::Proc;
 use ghost_model::key::Mode;
 use ghost_model::report::{Container, EventFlags, Node, Process, Stat, State, Status};
-use ghost_model::value::Devices;
+use ghost_model::value::{Devices, Limit};
 use ghost_model::{Enforcer, GpuId, GpuState, Key, Name, Spec, Value};
 use ghost_policy::ContainerStat;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::LazyLock;
+
+/// The most processes that a note names.
+const PIDS: usize = 8;
 
 /// The container that a tree node without anything in it shows.
 static NOTHING: LazyLock<Seen> = LazyLock::new(Seen::default);
@@ -35,9 +39,11 @@ pub fn container(entry: &Entry, catalog: &Catalog, now: &Observed, proc: &Proc) 
             enforced_by: Key::ALL
                 .iter()
                 .filter(|k| k.mode() == Mode::Setting)
-                .map(|k| (*k, now.capabilities.enforcer(*k)))
+                .map(|k| (*k, enforcer(*k, seen, now)))
                 .collect(),
             memory_current: seen.memory.clone(),
+            memory_events: seen.memory_events.clone(),
+            memory_events_local: seen.memory_events_local.clone(),
             memory_peak: now
                 .counters
                 .peak
@@ -67,14 +73,15 @@ pub fn container(entry: &Entry, catalog: &Catalog, now: &Observed, proc: &Proc) 
     }
 }
 
-/// This host's document.
-pub fn node(catalog: &Catalog, now: &Observed) -> Node {
+/// This host's document. `notify` is where listeners are taken, if they are.
+pub fn node(catalog: &Catalog, now: &Observed, notify: Option<&Path>) -> Node {
     let strangers = now.processes.iter().filter(|p| p.container.is_system());
     let failures = now.failures.iter().map(|(_, why)| why);
     Node {
         version: env!("CARGO_PKG_VERSION").into(),
         capabilities: (*now.capabilities).clone(),
         gpus: (*now.gpus).clone(),
+        notify_socket: notify.map(|path| path.display().to_string()),
         strangers: strangers.cloned().collect(),
         notes: catalog.notes.iter().chain(failures).cloned().collect(),
     }
@@ -110,6 +117,19 @@ pub fn stat(s: &ContainerStat) -> Stat {
         nr_periods: s.nr_periods,
         nr_throttled: s.nr_throttled,
         throttled_usec: s.throttled_usec,
+    }
+}
+
+/// Who holds a key of one container. An allocation is held where its process is asked about.
+fn enforcer(key: Key, seen: &Seen, now: &Observed) -> Enforcer {
+    let held = now.capabilities.enforcer(key);
+    let by_filter = matches!(key, Key::MemoryMax | Key::MemoryMin);
+    if !by_filter || held == Enforcer::Nobody || seen.not_held.is_empty() {
+        held
+    } else if seen.held {
+        Enforcer::Mixed
+    } else {
+        Enforcer::Nobody
     }
 }
 
@@ -180,19 +200,7 @@ fn notes(
             held.backend
         ));
     }
-    if held.enforcer(Key::MemoryMax) != Enforcer::Nobody {
-        for gpu in devices {
-            let used = seen.memory.get(gpu).copied().unwrap_or_default();
-            let most = spec.memory(Key::MemoryMax, gpu);
-            if let Some(most) = most.filter(|most| used > *most) {
-                notes.push(format!(
-                    "{} is in use on {gpu}; new allocations fail until it falls below {}",
-                    used.human(),
-                    most.human()
-                ));
-            }
-        }
-    }
+    notes.extend(memory_notes(spec, seen, devices, now));
     for process in seen.processes.iter() {
         if let Some(why) = &process.refused {
             notes.push(format!("process {} is not held: {why}", process.pid));
@@ -200,5 +208,43 @@ fn notes(
     }
     let mine = |(name, _): &&(Option<Name>, String)| name.as_ref() == Some(&entry.name);
     notes.extend(now.failures.iter().filter(mine).map(|(_, why)| why.clone()));
+    notes
+}
+
+fn memory_notes(spec: &Spec, seen: &Seen, devices: &[GpuId], now: &Observed) -> Vec<String> {
+    let mut notes = Vec::new();
+    let is_held = |key| now.capabilities.enforcer(key) != Enforcer::Nobody;
+    for gpu in devices {
+        let used = seen.memory.get(gpu).copied().unwrap_or_default();
+        let beyond = |key| spec.memory(key, gpu).filter(|limit| used > *limit);
+        if let Some(max) = beyond(Key::MemoryMax).filter(|_| is_held(Key::MemoryMax)) {
+            notes.push(format!(
+                "{} is in use on {gpu}; new allocations fail until it falls below {}",
+                used.human(),
+                max.human()
+            ));
+        }
+        if let Some(high) = beyond(Key::MemoryHigh).filter(|_| is_held(Key::MemoryHigh)) {
+            notes.push(format!(
+                "{} is in use on {gpu}; its weight counts a tenth there until it falls to {}",
+                used.human(),
+                high.human()
+            ));
+        }
+    }
+    let unlimited = Value::Limit(Limit::Max);
+    let limited = |(key, _, value): (Key, _, &Value)| key == Key::MemoryMax && *value != unlimited;
+    let not_held = &seen.not_held;
+    if is_held(Key::MemoryMax) && !not_held.is_empty() && spec.iter().any(limited) {
+        let mut pids: Vec<String> = not_held.iter().take(PIDS).map(u32::to_string).collect();
+        if let Some(more) = not_held.len().checked_sub(PIDS).filter(|more| *more > 0) {
+            pids.push(format!("{more} more"));
+        }
+        notes.push(format!(
+            "gpu.memory.max does not hold processes that were not started under it \
+             (`ghostctl run`, or a runtime with its seccomp profile): {}",
+            pids.join(", ")
+        ));
+    }
     notes
 }

@@ -7,7 +7,7 @@ use ghost_backend::sim::{self, Sim, SimBackend};
 use ghost_backend::{Backend, Event, Failure};
 use ghost_model::report::Process;
 use ghost_model::{Action, Capabilities, GpuInfo, Members, Sample};
-use ghostd::daemon::{Daemon, DaemonError};
+use ghostd::daemon::{Daemon, DaemonError, Sockets};
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -61,7 +61,7 @@ fn start(place: &Place) -> (Node, Switches) {
     let backend = Faulty(sim.backend(), switches.clone());
     let daemon = Daemon::start(
         &place.config(""),
-        None,
+        Sockets::default(),
         || Ok::<_, DaemonError>(backend),
         || (),
     );

@@ -32,9 +32,14 @@ pub trait Backend: Send {
     /// What each container may take of each GPU's memory, from now on.
     fn set_memory(&mut self, _wanted: &MemoryWanted) {}
 
-    /// Who holds what of it.
-    fn memory(&mut self) -> MemorySeen {
-        MemorySeen::default()
+    /// Who holds what of it; `None` where nobody keeps account, or whoever does is away.
+    fn memory(&mut self) -> Option<MemorySeen> {
+        None
+    }
+
+    /// Whether listeners can be taken here.
+    fn takes_listeners(&self) -> bool {
+        false
     }
 
     /// Takes the listener of a seccomp filter: from now on the allocations of the processes under

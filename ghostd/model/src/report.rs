@@ -4,6 +4,7 @@
 use crate::backend::{Capabilities, Enforcer};
 use crate::gpu::{GpuId, GpuInfo};
 use crate::key::Key;
+use crate::memory::MemoryEvents;
 use crate::name::Name;
 use crate::spec::Spec;
 use crate::units::{Bytes, Micros};
@@ -103,6 +104,12 @@ pub struct Status {
     /// The most that was.
     #[serde(rename = "gpu.memory.peak")]
     pub memory_peak: BTreeMap<GpuId, Bytes>,
+    /// How often limits of memory made themselves felt, those below it included.
+    #[serde(default, rename = "gpu.memory.events")]
+    pub memory_events: BTreeMap<GpuId, MemoryEvents>,
+    /// The same, without those below it.
+    #[serde(default, rename = "gpu.memory.events.local")]
+    pub memory_events_local: BTreeMap<GpuId, MemoryEvents>,
     /// By GPU, those below it included.
     #[serde(rename = "gpu.stat")]
     pub stat: BTreeMap<GpuId, Stat>,
@@ -159,6 +166,10 @@ pub struct Node {
     pub capabilities: Capabilities,
     /// The GPUs.
     pub gpus: Vec<GpuInfo>,
+    /// Where container runtimes hand the listeners of seccomp filters to ghostd; `None` where no
+    /// limit of memory is held by such filters.
+    #[serde(default)]
+    pub notify_socket: Option<String>,
     /// GPU processes that belong to no container.
     pub strangers: Vec<Process>,
     /// Problems that last: a file that could not be read, a guardian that is not there, … Under a
@@ -187,7 +198,7 @@ pub struct Event {
     /// RFC 3339.
     pub at: String,
     /// What: `created`, `changed`, `deleted`, `attached`, `appeared`, `exited`, `frozen`, `thawed`,
-    /// `reasserted`, `refused`, `reloaded`, `lapsed`.
+    /// `reasserted`, `refused`, `reloaded`, `lapsed`, `memory-high`, `memory-max`.
     pub what: String,
     /// The container, if it concerns one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -213,6 +224,7 @@ mod tests {
                 notes: vec!["of the backend".into()],
             },
             gpus: Vec::new(),
+            notify_socket: Some("/run/ghost/notify.sock".into()),
             strangers: Vec::new(),
             notes: vec!["of the daemon".into()],
         };

@@ -90,6 +90,10 @@ impl Draft<'_> {
                 self.attach(&name, &pids, cgroups)?;
                 done.touched = vec![name];
             }
+            Request::Join { name, pid, runtime } => {
+                self.join(&name, pid, runtime)?;
+                done.touched = vec![name];
+            }
             Request::Detach { name, pid } => {
                 self.caller
                     .administers("take processes out of a container")?;

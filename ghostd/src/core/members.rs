@@ -103,6 +103,29 @@ impl Draft<'_> {
         Ok(())
     }
 
+    pub(super) fn join(
+        &mut self,
+        name: &Name,
+        pid: Option<u32>,
+        runtime: u32,
+    ) -> Result<(), Problem> {
+        let Some(id) = pid.and_then(|pid| self.proc.find(pid)).map(|seen| seen.id) else {
+            return self.attach(name, &[], Vec::new());
+        };
+        let cgroup = self.proc.cgroup_of(id.pid);
+        if self.members().container_of(id, cgroup.as_deref()) == *name {
+            return self.attach(name, &[], Vec::new());
+        }
+        // Runtimes can be told to make no cgroup; and what lies outside of ghostd's cgroup
+        // namespace has no name here.
+        let shared = |path: &String| self.proc.cgroup_of(runtime).as_ref() == Some(path);
+        let own = cgroup.filter(|path| path != "/" && !path.starts_with("/..") && !shared(path));
+        match own.and_then(|path| path.parse().ok()) {
+            Some(path) => self.attach(name, &[], vec![path]),
+            None => self.attach(name, &[id.pid], Vec::new()),
+        }
+    }
+
     /// Whether the caller, who does not administer, may take something out of a container.
     fn may_leave(&self, now: &Name, what: &str) -> Result<(), Problem> {
         let owner = self.entries.get(now).map(|e| e.owner);

@@ -51,6 +51,12 @@ struct Ask {
     span: tracing::Span,
 }
 
+type Answered = oneshot::Receiver<Result<Outcome, Refused>>;
+
+fn stopping() -> Problem {
+    Problem::new(Kind::Unavailable, "ghostd is stopping")
+}
+
 enum Message {
     Ask(Box<Ask>),
     Stop,
@@ -69,6 +75,20 @@ impl Handle {
     /// # Errors
     /// [`Refused`]
     pub async fn ask(&self, caller: Caller, request: Request) -> Result<Outcome, Refused> {
+        let answered = self.send(caller, request)?;
+        answered.await.map_err(|_| stopping())?
+    }
+
+    /// The same for a thread that may wait.
+    ///
+    /// # Errors
+    /// [`Refused`]
+    pub fn ask_blocking(&self, caller: Caller, request: Request) -> Result<Outcome, Refused> {
+        let answered = self.send(caller, request)?;
+        answered.blocking_recv().map_err(|_| stopping())?
+    }
+
+    fn send(&self, caller: Caller, request: Request) -> Result<Answered, Problem> {
         let (answer, answered) = oneshot::channel();
         let message = Message::Ask(Box::new(Ask {
             caller,
@@ -76,15 +96,14 @@ impl Handle {
             answer,
             span: tracing::Span::current(),
         }));
-        let stopped = || Problem::new(Kind::Unavailable, "ghostd is stopping");
         self.queue.try_send(message).map_err(|e| match e {
             mpsc::TrySendError::Full(_) => Problem::new(
                 Kind::Unavailable,
                 format!("{QUEUE} requests are waiting already: try again"),
             ),
-            mpsc::TrySendError::Disconnected(_) => stopped(),
+            mpsc::TrySendError::Disconnected(_) => stopping(),
         })?;
-        answered.await.map_err(|_| stopped())?
+        Ok(answered)
     }
 
     /// Ends the core after what waits already; later requests are told so.

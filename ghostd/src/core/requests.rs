@@ -65,6 +65,16 @@ pub enum Request {
         /// By cgroup; each must be there.
         cgroups: Vec<CgroupPath>,
     },
+    /// Puts what a runtime began into a container: the cgroup of its process, or the process alone
+    /// where the cgroup is not the container's own. Legal as [`Request::Attach`] is.
+    Join {
+        /// Which.
+        name: Name,
+        /// The process; `None`, or one that is not there, only asks whether the caller may.
+        pid: Option<u32>,
+        /// The runtime's process.
+        runtime: u32,
+    },
     /// Takes a process that was attached by pid out of a container. Legal for administrators.
     Detach {
         /// Which.
@@ -145,6 +155,15 @@ pub struct Change {
     pub detail: String,
     /// Its generation after it.
     pub generation: u64,
+}
+
+impl Refused {
+    /// Why.
+    pub fn into_problem(self) -> Problem {
+        match self {
+            Refused::Problem(problem) | Refused::Stale(problem) => problem,
+        }
+    }
 }
 
 /// Why a request was refused.

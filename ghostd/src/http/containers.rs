@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use ghost_model::name::sanitize;
 use ghost_model::report::{Container, EventFlags, Page, Process, Source, Stat};
 use ghost_model::value::CgroupPath;
-use ghost_model::{Bytes, GpuId, Kind, Name, Problem, Spec};
+use ghost_model::{Bytes, GpuId, Kind, MemoryEvents, Name, Problem, Spec};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Document;
@@ -216,6 +216,10 @@ pub(super) struct Readings {
     memory_current: BTreeMap<GpuId, Bytes>,
     #[serde(rename = "gpu.memory.peak")]
     memory_peak: BTreeMap<GpuId, Bytes>,
+    #[serde(rename = "gpu.memory.events")]
+    memory_events: BTreeMap<GpuId, MemoryEvents>,
+    #[serde(rename = "gpu.memory.events.local")]
+    memory_events_local: BTreeMap<GpuId, MemoryEvents>,
     #[serde(rename = "gpu.stat")]
     stat: BTreeMap<GpuId, Stat>,
     #[serde(rename = "ghost.events")]
@@ -411,6 +415,8 @@ pub(super) async fn stat(
         devices_effective: status.devices_effective,
         memory_current: status.memory_current,
         memory_peak: status.memory_peak,
+        memory_events: status.memory_events,
+        memory_events_local: status.memory_events_local,
         stat: status.stat,
         events: status.events,
     }))

@@ -6,7 +6,7 @@ mod node;
 mod problem;
 mod server;
 
-pub use server::{Server, ServerError};
+pub use server::Server;
 
 use crate::control::Observed;
 use crate::core::Handle;
@@ -22,6 +22,7 @@ use ghost_model::name::sanitize;
 use ghost_model::{Kind, Problem};
 use problem::Reject;
 use serde::Serialize;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -50,6 +51,8 @@ pub struct App {
     pub of_loop: Arc<LoopMetrics>,
     /// Looks up processes.
     pub proc: Proc,
+    /// Where listeners are taken, if they are.
+    pub notify: Option<Arc<Path>>,
     /// Set when the daemon stops, so that streams end.
     pub stopping: watch::Receiver<bool>,
 }

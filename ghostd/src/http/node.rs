@@ -64,7 +64,8 @@ pub(super) async fn gpu(
 /// Read what is held here, and by whom
 #[utoipa::path(get, path = "/v1/node", tag = "node", responses((status = 200, body = Node), Refusals))]
 pub(super) async fn node(State(app): State<App>) -> Json<Node> {
-    Json(view::node(&app.core.catalog(), &app.observed()))
+    let notify = app.notify.as_deref();
+    Json(view::node(&app.core.catalog(), &app.observed(), notify))
 }
 
 /// Read the container files again

@@ -2,50 +2,31 @@
 //! own connection and nothing else, and has a bounded number of those.
 
 use crate::caller::{Admins, Caller};
+use crate::socket::{self, Most, Places, SocketError};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use std::collections::HashMap;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use std::{fs, io};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
-/// Connections of one user who does not administer, of all of those, and of all who do. Each
-/// kind has its own, so that none can shut the other out.
-const EACH: usize = 32;
-const STRANGERS: usize = 256;
-const ADMINS: usize = 256;
+/// Open connections.
+const MOST: Most = Most {
+    each: 32,
+    strangers: 256,
+    admins: 256,
+};
 /// The head of a request that is not there by then does not come; also the longest idle time.
 const HEAD: Duration = Duration::from_secs(10);
 /// How long requests may go on once the daemon stops.
 const FAREWELL: Duration = Duration::from_secs(3);
-
-/// Why ghostd cannot listen.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// Somebody listens there.
-    #[error("{0}: another ghostd listens there: stop it, or choose another --socket")]
-    InUse(PathBuf),
-    /// A system call failed.
-    #[error("{path}: cannot {what}: {source}")]
-    System {
-        /// The socket.
-        path: PathBuf,
-        /// What was tried.
-        what: &'static str,
-        /// Why not.
-        source: io::Error,
-    },
-}
 
 /// The socket, before it is served.
 #[derive(Debug)]
@@ -57,41 +38,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `path` with this mode; the socket belongs to the group of `admins`, where
-    /// there is one and ghostd may give it. A socket that nobody listens on is replaced.
+    /// Listens at `path`, as [`socket::bind`] does.
     ///
     /// # Errors
-    /// [`ServerError`]
-    pub fn bind(path: &Path, mode: u32, admins: Admins) -> Result<Server, ServerError> {
-        let failed = |what| {
-            move |source| ServerError::System {
-                path: path.to_owned(),
-                what,
-                source,
-            }
-        };
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory).map_err(failed("make its directory"))?;
-        }
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            return Err(ServerError::InUse(path.to_owned()));
-        }
-        if fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket()) {
-            fs::remove_file(path).map_err(failed("remove the old socket"))?;
-        }
-        let listener = UnixListener::bind(path).map_err(failed("listen"))?;
-        if let Some(group) = admins.group()
-            && let Err(error) = nix::unistd::chown(path, None, Some(group))
-        {
-            tracing::warn!(%error, "the socket keeps ghostd's own group");
-        }
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))
-            .map_err(failed("set its mode"))?;
-        Ok(Server {
-            path: Some(path.to_owned()),
-            listener,
-            admins,
-        })
+    /// [`SocketError`]
+    pub fn bind(path: &Path, mode: u32, admins: Admins) -> Result<Server, SocketError> {
+        let listener = socket::bind(path, mode, &admins)?;
+        let mut server = Server::on(listener, admins)?;
+        server.path = Some(path.to_owned());
+        Ok(server)
     }
 
     /// Listens on a socket that systemd made, with mode and group as its unit says.
@@ -101,11 +56,11 @@ impl Server {
     pub fn on(
         listener: std::os::unix::net::UnixListener,
         admins: Admins,
-    ) -> Result<Server, ServerError> {
+    ) -> Result<Server, SocketError> {
         let listener = listener
             .set_nonblocking(true)
             .and_then(|()| UnixListener::from_std(listener))
-            .map_err(|source| ServerError::System {
+            .map_err(|source| SocketError::System {
                 path: "the socket from systemd".into(),
                 what: "listen",
                 source,
@@ -119,7 +74,7 @@ impl Server {
 
     /// Serves until `stopping` says so, then lets requests end for a while.
     pub async fn serve(self, router: Router, mut stopping: watch::Receiver<bool>) {
-        let places = Places::default();
+        let places = Places::new(MOST);
         let mut connections = tokio::task::JoinSet::new();
         loop {
             let accepted = tokio::select! {
@@ -213,78 +168,4 @@ async fn turn_away(mut stream: UnixStream) {
         body.len()
     );
     let _ = tokio::time::timeout(Duration::from_secs(1), stream.write_all(answer.as_bytes())).await;
-}
-
-/// Open connections by user. The lock guards the counts, and is held to change them only.
-#[derive(Clone, Debug, Default)]
-struct Places(Arc<Mutex<HashMap<u32, (bool, usize)>>>);
-
-struct Place {
-    places: Places,
-    uid: u32,
-}
-
-impl Places {
-    fn take(&self, caller: Caller) -> Option<Place> {
-        let mut all = self.lock();
-        let mine = all.get(&caller.uid).map_or(0, |(_, n)| *n);
-        let kind: usize = all
-            .values()
-            .filter(|(admin, _)| *admin == caller.admin)
-            .map(|(_, n)| *n)
-            .sum();
-        let fits = if caller.admin {
-            kind < ADMINS
-        } else {
-            kind < STRANGERS && mine < EACH
-        };
-        if !fits {
-            return None;
-        }
-        all.insert(caller.uid, (caller.admin, mine + 1));
-        Some(Place {
-            places: self.clone(),
-            uid: caller.uid,
-        })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, (bool, usize)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut all = self.places.lock();
-        if let Some((_, n)) = all.get_mut(&self.uid) {
-            *n -= 1;
-            if *n == 0 {
-                all.remove(&self.uid);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn strangers_cannot_shut_out_each_other_or_administrators() {
-        let places = Places::default();
-        let caller = |uid, admin| Caller { uid, admin };
-        let held: Vec<Place> = (0..EACH)
-            .map_while(|_| places.take(caller(7, false)))
-            .collect();
-        assert_eq!(held.len(), EACH);
-        assert!(places.take(caller(7, false)).is_none());
-        assert!(places.take(caller(8, false)).is_some());
-        let more: Vec<Place> = (100..)
-            .map_while(|uid| places.take(caller(uid, false)))
-            .collect();
-        assert_eq!(held.len() + more.len(), STRANGERS);
-        assert!(places.take(caller(0, true)).is_some());
-        drop((held, more));
-        assert!(places.lock().is_empty());
-    }
 }

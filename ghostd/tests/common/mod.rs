@@ -8,7 +8,7 @@ use ghost_backend::sim::{self, Sim};
 use ghost_model::Micros;
 use ghostd::caller::Caller;
 use ghostd::config::{Args, Config, Surroundings};
-use ghostd::daemon::{Daemon, DaemonError};
+use ghostd::daemon::{Daemon, DaemonError, Sockets};
 use serde_json::Value as Json;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -169,7 +169,7 @@ impl Node {
     pub(crate) fn on(place: &Place, sim: Sim) -> Node {
         let backend = sim.backend();
         let backend = || Ok::<_, DaemonError>(backend);
-        let daemon = Daemon::start(&place.config(""), None, backend, || ());
+        let daemon = Daemon::start(&place.config(""), Sockets::default(), backend, || ());
         Node::of(daemon.unwrap(), sim)
     }
 

@@ -323,17 +323,15 @@ impl Shared {
 
 impl Stock {
     /// Tells the broker what the driver counts, and asks it what containers hold.
-    pub(super) fn look_at_memory(&mut self) -> MemorySeen {
+    pub(super) fn look_at_memory(&mut self) -> Option<MemorySeen> {
         let now = clock::now();
-        let Some(usage) = self.memory.usage() else {
-            return MemorySeen::default();
-        };
+        let usage = self.memory.usage()?;
         if now >= self.memory.observe_due {
             self.memory.observe_due = now + OBSERVE;
             self.tell_cards(&usage);
             self.observe(&usage, now);
         }
-        usage.seen
+        Some(usage.seen)
     }
 
     fn tell_cards(&mut self, usage: &Usage) {

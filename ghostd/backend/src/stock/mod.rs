@@ -333,8 +333,12 @@ impl Backend for Stock {
         self.memory.set_limits(wanted);
     }
 
-    fn memory(&mut self) -> MemorySeen {
+    fn memory(&mut self) -> Option<MemorySeen> {
         self.look_at_memory()
+    }
+
+    fn takes_listeners(&self) -> bool {
+        true
     }
 
     fn adopt(&mut self, container: &Name, listener: OwnedFd) -> Result<(), AdoptError> {
