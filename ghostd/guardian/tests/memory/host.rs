@@ -1,5 +1,6 @@
 //! A stand-in for the driver, a guardian, and tenants under the filter.
 
+use std::cell::RefCell;
 use std::fs::{OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,6 +31,8 @@ pub(crate) struct Host {
     pub(crate) guardian: Option<Program>,
     pub(crate) standin: Standin,
     pub(crate) dir: tempfile::TempDir,
+    /// What ghostd keeps: session, container and a duplicate of each listener.
+    listeners: RefCell<Vec<(String, String, OwnedFd)>>,
 }
 
 /// The guardian's program, killed when dropped.
@@ -86,6 +89,7 @@ impl Host {
             guardian: None,
             standin,
             dir,
+            listeners: RefCell::default(),
         };
         host.start_guardian(&[]);
         host.broker().set_cards(host.cards()).unwrap();
@@ -117,11 +121,6 @@ impl Host {
             .spawn();
         self.guardian = Some(Program(child.unwrap()));
         self.broker();
-    }
-
-    /// `kill -9`.
-    pub(crate) fn kill_guardian(&mut self) {
-        self.guardian = None;
     }
 
     /// Waits until the guardian has died by itself.
@@ -191,15 +190,47 @@ impl Host {
 
     /// `ghost-load mem` in a container, told what to do.
     pub(crate) fn tenant(&self, container: &str) -> Tenant {
-        let (tenant, listener) = Tenant::start(self.load());
-        self.adopt(container, container, &listener);
+        self.put(container, self.load())
+    }
+
+    /// A program that is told what to do as `ghost-load mem` is, in a container.
+    pub(crate) fn put(&self, container: &str, mut command: Command) -> Tenant {
+        let socket = filtered(&mut command);
+        let tenant = Tenant::start(command);
+        self.adopt(container, listener(&socket));
         tenant
     }
 
-    pub(crate) fn adopt(&self, session: &str, container: &str, listener: &OwnedFd) {
-        let session = session.parse().unwrap();
-        let adopted = self.broker().adopt(&session, &name(container), listener);
-        adopted.unwrap();
+    /// As ghostd does with a listener.
+    pub(crate) fn adopt(&self, container: &str, listener: OwnedFd) {
+        let mut all = self.listeners.borrow_mut();
+        let session = format!("session-{}", all.len());
+        self.broker()
+            .adopt(&session.parse().unwrap(), &name(container), &listener)
+            .unwrap();
+        all.push((session, container.to_owned(), listener));
+    }
+
+    /// As ghostd does when the guardian was restarted.
+    pub(crate) fn adopt_again(&self) {
+        let mut broker = self.broker();
+        for (session, container, listener) in &*self.listeners.borrow() {
+            broker
+                .adopt(&session.parse().unwrap(), &name(container), listener)
+                .unwrap();
+        }
+    }
+
+    /// ghostd forgets its duplicates.
+    pub(crate) fn drop_listeners(&self) {
+        self.listeners.borrow_mut().clear();
+    }
+
+    /// `kill -9` of the guardian, and all that brings it back.
+    pub(crate) fn restart(&mut self, more: &[&str]) {
+        self.guardian = None;
+        self.start_guardian(more);
+        self.adopt_again();
     }
 }
 
@@ -233,15 +264,7 @@ pub(crate) struct Tenant {
 }
 
 impl Tenant {
-    pub(crate) fn start(mut command: Command) -> (Self, OwnedFd) {
-        let socket = filtered(&mut command);
-        let tenant = Self::plain(command);
-        let listener = listener(&socket);
-        (tenant, listener)
-    }
-
-    /// Without a filter of its own.
-    pub(crate) fn plain(mut command: Command) -> Self {
+    pub(crate) fn start(mut command: Command) -> Self {
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = piped.spawn().unwrap();
         Self {

@@ -1,0 +1,261 @@
+//! Tenants that do what `ghost-load` does not: this program itself, started again under the filter.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ghost_rm::abi::memory::{MemoryParams, Wrapper};
+use ghost_rm::abi::{Alloc, iowr};
+use ghost_rm::{AllocForm, Object, Status};
+use ghost_standin::tenant::Tenant as Program;
+
+use super::host::{GIB, Host, MIB, until};
+
+/// Where the stand-in is, for a tenant.
+const DEV: &str = "GHOST_TEST_DEV";
+
+/// Runs the ignored test `name` of this program in container `a`, and gives what it printed.
+fn run(host: &Host, name: &str, change: impl FnOnce(&mut Command)) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args([
+            "--exact",
+            &format!("tenants::{name}"),
+            "--ignored",
+            "--nocapture",
+        ])
+        .env(DEV, host.dev());
+    change(&mut command);
+    let socket = super::host::filtered(&mut command);
+    command.stdout(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    host.adopt("a", super::host::listener(&socket));
+    let done = child.wait_with_output().unwrap();
+    let said = String::from_utf8(done.stdout).unwrap();
+    assert!(done.status.success(), "{name}: {said}");
+    said
+}
+
+fn open() -> Program {
+    let dev = PathBuf::from(std::env::var_os(DEV).expect("run by another test"));
+    Program::open(&dev, 0).unwrap()
+}
+
+fn status<T>(done: Result<T, ghost_rm::RmError>) -> Status {
+    done.map_or_else(|error| error.status().unwrap(), |_| Status::OK)
+}
+
+#[test]
+fn a_flag_for_administrators_is_refused_to_a_tenant_that_is_root() {
+    let Some(host) = Host::start(1) else { return };
+    run(&host, "asks_for_an_administrators_flag", |_| {});
+}
+
+#[test]
+#[ignore = "a tenant of another test"]
+fn asks_for_an_administrators_flag() {
+    let tenant = open();
+    let mut params = tenant.memory_params(2 * MIB);
+    params.attr2 |= MemoryParams::PAGE_OFFLINING_OFF;
+    let refused = status(tenant.alloc_with(AllocForm::WithRights, &mut params));
+    assert_eq!(refused, Status::INSUFFICIENT_PERMISSIONS);
+    assert_eq!(status(tenant.alloc(2 * MIB)), Status::OK);
+}
+
+#[test]
+fn what_was_checked_is_what_is_done() {
+    let Some(host) = Host::start(1) else { return };
+    host.limit(&[("a", GIB)]);
+    run(&host, "rewrites_the_size_while_the_call_waits", |_| {});
+    let seen = host.usage().seen;
+    let peak = seen.containers[&super::host::name("a")][&host.gpu(0)]
+        .peak
+        .0;
+    assert!((2 * MIB..=GIB).contains(&peak), "{peak}");
+}
+
+#[test]
+#[ignore = "a tenant of another test"]
+fn rewrites_the_size_while_the_call_waits() {
+    let tenant = open();
+    let mut params = tenant.memory_params(2 * MIB);
+    let at = (&raw mut params.size) as usize;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let size = at as *mut u64;
+            while !done.load(Ordering::Relaxed) {
+                // SAFETY: the parameters outlive the scope; that others write them meanwhile is
+                // what is tried.
+                unsafe {
+                    size.write_volatile(8 * GIB);
+                    size.write_volatile(2 * MIB);
+                }
+            }
+        });
+        let mut done_for = (0, 0);
+        for _ in 0..500 {
+            let made = tenant.alloc_with(AllocForm::WithRights, &mut params);
+            match made {
+                Ok(memory) => {
+                    done_for.0 += 1;
+                    tenant.free(memory).unwrap();
+                }
+                Err(error) => {
+                    assert_eq!(error.status(), Some(Status::NO_MEMORY));
+                    done_for.1 += 1;
+                }
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(done_for.0 > 0 && done_for.1 > 0, "{done_for:?}");
+    });
+}
+
+#[test]
+fn calls_that_are_not_the_drivers_or_are_wrapped_or_have_bad_addresses() {
+    let Some(host) = Host::start(1) else { return };
+    host.limit(&[("a", GIB)]);
+    run(&host, "makes_odd_calls", |_| {});
+}
+
+#[test]
+#[ignore = "a tenant of another test"]
+fn makes_odd_calls() {
+    let tenant = open();
+    let mut params = tenant.memory_params(2 * GIB);
+    let mut call = Alloc {
+        root: tenant.client().0,
+        parent: tenant.device().0,
+        new: 0x77,
+        class: 0x40,
+        params: (&raw mut params) as u64,
+        ..Alloc::default()
+    };
+    let ioctl = |fd: i32, request: u64, at: u64| {
+        // SAFETY: what the address is of is alive, or is for the other side to notice.
+        match unsafe { libc::ioctl(fd, request as _, at) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error().raw_os_error().unwrap()),
+        }
+    };
+    let control = tenant.fd().as_raw_fd();
+    let alloc = iowr(0x2B, size_of::<Alloc>());
+    // On another file the kernel answers.
+    let null = File::open("/dev/null").unwrap();
+    let at = (&raw mut call) as u64;
+    assert_eq!(ioctl(null.as_raw_fd(), alloc, at), Err(libc::ENOTTY));
+    assert_eq!(ioctl(null.as_raw_fd(), alloc, 8), Err(libc::ENOTTY));
+    assert_eq!(ioctl(-1, alloc, at), Err(libc::EBADF));
+    // Direction and type mean nothing to the driver.
+    for request in [alloc, alloc & 0x3FFF_00FF, iowr(0xD3, 16)] {
+        let mut wrapper = Wrapper {
+            cmd: 0x2B,
+            size: 48,
+            argument: at,
+        };
+        let at = match request as u8 {
+            0xD3 => (&raw mut wrapper) as u64,
+            _ => at,
+        };
+        assert_eq!(ioctl(control, request, at), Ok(()), "{request:#x}");
+        assert_eq!(Status(call.status), Status::NO_MEMORY, "{request:#x}");
+        call.status = 0;
+    }
+    for wrong in [0, 8, u64::MAX] {
+        assert_eq!(
+            ioctl(control, alloc, wrong),
+            Err(libc::EFAULT),
+            "{wrong:#x}"
+        );
+        call.params = wrong;
+        let bad = ioctl(control, alloc, (&raw mut call) as u64);
+        assert!(bad == Err(libc::EFAULT), "{bad:?}");
+    }
+    // Neither rights, nor the classes of memory that are not known here.
+    params.size = 2 * MIB;
+    call.params = (&raw mut params) as u64;
+    let rights = 1_u64;
+    call.rights = (&raw const rights) as u64;
+    assert_eq!(ioctl(control, alloc, (&raw mut call) as u64), Ok(()));
+    assert_eq!(Status(call.status), Status::NOT_SUPPORTED);
+    call.rights = 0;
+    call.class = 0x82;
+    assert_eq!(ioctl(control, alloc, (&raw mut call) as u64), Ok(()));
+    assert_eq!(Status(call.status), Status::NOT_SUPPORTED);
+    call.class = 0x40;
+    assert_eq!(ioctl(control, alloc, (&raw mut call) as u64), Ok(()));
+    assert_eq!(Status(call.status), Status::OK);
+    assert_eq!(params.size, 2 * MIB);
+    // Another's client is not on this file.
+    call.root += 0x100;
+    assert_eq!(ioctl(control, alloc, (&raw mut call) as u64), Ok(()));
+    assert_eq!(Status(call.status), Status::INVALID_CLIENT);
+    tenant.free(Object(0x77)).unwrap();
+}
+
+#[test]
+fn signals_lose_and_double_nothing() {
+    let Some(host) = Host::start(1) else { return };
+    host.limit(&[("a", GIB)]);
+    run(&host, "allocates_under_signals", |_| {});
+    until("charges are gone", || host.current("a") == 0);
+    assert_eq!(host.standin.memory_used(0), 0);
+}
+
+#[test]
+#[ignore = "a tenant of another test"]
+fn allocates_under_signals() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let tenant = open();
+    // SAFETY: the handler does nothing; the structures live in this frame.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        assert_eq!(
+            libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()),
+            0
+        );
+        let every = libc::timeval {
+            tv_sec: 0,
+            tv_usec: 300,
+        };
+        let timer = libc::itimerval {
+            it_interval: every,
+            it_value: every,
+        };
+        assert_eq!(
+            libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()),
+            0
+        );
+    }
+    for _ in 0..500 {
+        let memory = tenant.alloc(600 * MIB).unwrap();
+        assert_eq!(status(tenant.alloc(600 * MIB)), Status::NO_MEMORY);
+        tenant.free(memory).unwrap();
+    }
+}
+
+#[test]
+fn a_tenant_need_not_be_root() {
+    use std::os::unix::process::CommandExt;
+    let Some(host) = Host::start(1) else { return };
+    host.limit(&[("a", GIB)]);
+    run(&host, "holds_to_its_limit", |command| {
+        _ = command.uid(65534).gid(65534)
+    });
+}
+
+#[test]
+#[ignore = "a tenant of another test"]
+fn holds_to_its_limit() {
+    let mut tenant = open();
+    tenant.context().unwrap();
+    assert_eq!(status(tenant.alloc(GIB)), Status::NO_MEMORY);
+    assert_eq!(status(tenant.alloc(2 * MIB)), Status::OK);
+    assert_eq!(tenant.memory_info().unwrap()[0], GIB);
+}
