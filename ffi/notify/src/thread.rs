@@ -16,10 +16,9 @@ pub struct Thread {
     tid: i32,
     process: ProcId,
     fd: OwnedFd,
-    /// `fd` is the thread's own, not its process's (before Linux 6.9).
-    own: bool,
-    /// When the thread itself started, in ticks.
-    start_ticks: u64,
+    /// Where `fd` is its process's, not its own (before Linux 6.9): when the
+    /// thread started, in ticks.
+    by_process: Option<u64>,
 }
 
 /// The address space that a thread had when this was opened. It stays that one
@@ -53,7 +52,7 @@ impl Thread {
                     Some(info) => info.tgid as i32,
                     None => status_field(tid, "Tgid:", 0)? as i32,
                 };
-                Self::hold(tid, process, fd, true)
+                Self::hold(tid, process, fd, None)
             }
             // An older kernel, which has descriptors of whole processes only.
             Err(e) if tid > 0 && e.raw_os_error() == Some(libc::EINVAL) => Self::open_process(tid),
@@ -65,16 +64,21 @@ impl Thread {
     fn open_process(tid: i32) -> Result<Self, ProcError> {
         let process = status_field(tid, "Tgid:", 0)? as i32;
         let fd = pidfd_open(process, 0).map_err(|e| error(tid, "pidfd_open", e))?;
-        Self::hold(tid, process, fd, false)
+        let start = start_of(process, tid)?;
+        Self::hold(tid, process, fd, Some(start))
     }
 
-    fn hold(tid: i32, process: i32, fd: OwnedFd, own: bool) -> Result<Self, ProcError> {
+    fn hold(
+        tid: i32,
+        process: i32,
+        fd: OwnedFd,
+        by_process: Option<u64>,
+    ) -> Result<Self, ProcError> {
         let held = Self {
             tid,
             process: ProcId::of_pid(process)?,
             fd,
-            own,
-            start_ticks: start_of(process, tid)?,
+            by_process,
         };
         // What was read under the number is the held thread's if it lives yet.
         if held.is_alive() {
@@ -106,7 +110,8 @@ impl Thread {
         };
         // SAFETY: one pollfd, which lives in this frame.
         let exited = unsafe { libc::poll(&raw mut fd, 1, 0) } != 0;
-        !exited && (self.own || start_of(self.process.pid, self.tid).ok() == Some(self.start_ticks))
+        let is_it = |start| start_of(self.process.pid, self.tid).is_ok_and(|now| now == start);
+        !exited && self.by_process.is_none_or(is_it)
     }
 
     /// Calls `f` with a duplicate of the thread's descriptor `fd`, which is
@@ -122,7 +127,7 @@ impl Thread {
         fd: RawFd,
         f: impl FnOnce(BorrowedFd<'_>) -> R,
     ) -> Result<R, ProcError> {
-        if !self.own && self.tid != self.process.pid && !self.shares_descriptors()? {
+        if self.by_process.is_some() && !self.shares_descriptors()? {
             return Err(ProcError::NoSuchFd { pid: self.tid, fd });
         }
         // SAFETY: pidfd_getfd takes three integers and touches no memory of
@@ -140,7 +145,8 @@ impl Thread {
     }
 
     fn info(&self, wanted: libc::c_uint) -> Option<libc::pidfd_info> {
-        self.own.then(|| info(&self.fd, wanted)).flatten()
+        let own = self.by_process.is_none();
+        own.then(|| info(&self.fd, wanted)).flatten()
     }
 
     /// Whether its descriptors are its process's.
@@ -286,9 +292,8 @@ mod tests {
             |tid| {
                 let own = Thread::open(tid).unwrap();
                 let held = Thread::open_process(tid).unwrap();
-                assert!(!held.own);
+                assert!(held.by_process.is_some());
                 assert_eq!(held.process(), own.process());
-                assert_eq!(held.start_ticks, own.start_ticks);
                 assert_eq!(held.credentials().unwrap(), own.credentials().unwrap());
                 let file = held.with_fd(0, file_of).unwrap();
                 assert_eq!(file, own.with_fd(0, file_of).unwrap());
