@@ -8,6 +8,7 @@ use ghost_backend::stock::{Roots, Stock};
 use ghostd::config::{Args, BackendChoice, Config};
 use ghostd::daemon::{Daemon, Sockets};
 use ghostd::{http, journal};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use std::fs;
 use std::io::{self, BufReader, IsTerminal, Write};
@@ -52,6 +53,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         notify: take(1).context("the notify socket from systemd")?,
     };
     log();
+    raise_limit();
     // Two threads suffice for many clients, and a small daemon is one of the promises.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -134,6 +136,15 @@ async fn serve(config: &Config, sockets: Sockets) -> anyhow::Result<()> {
     match failed {
         Some(error) => Err(error.into()),
         None => Ok(stopped?),
+    }
+}
+
+/// Connections and listeners are descriptors: as many as may be, also where no unit says so.
+fn raise_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open files stays as it is");
     }
 }
 

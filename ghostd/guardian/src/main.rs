@@ -11,6 +11,7 @@ use ghost_guardian::channels::RmChannels;
 use ghost_guardian::ledger::{BootId, FileStore, Ledger};
 use ghost_guardian::pauses::Pauses;
 use ghost_guardian::server::{Server, listen};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use sd_notify::NotifyState;
@@ -53,6 +54,10 @@ fn main() -> anyhow::Result<()> {
     signals.thread_block().context("cannot block signals")?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let stop = SignalFd::with_flags(&signals, flags).context("cannot make a signalfd")?;
+
+    // Listeners and tenants are descriptors: as many as may be, also where no unit says so.
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("cannot read a limit")?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("cannot raise the open files")?;
 
     std::fs::create_dir_all(&args.state)
         .with_context(|| format!("{}: cannot make the directory", args.state.display()))?;

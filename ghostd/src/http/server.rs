@@ -19,9 +19,9 @@ use tower::ServiceExt;
 
 /// Open connections.
 const MOST: Most = Most {
-    each: 32,
-    strangers: 256,
-    admins: 256,
+    each: 128,
+    strangers: 512,
+    admins: 1024,
 };
 /// The head of a request that is not there by then does not come; also the longest idle time.
 const HEAD: Duration = Duration::from_secs(10);

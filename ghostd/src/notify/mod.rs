@@ -34,12 +34,14 @@ use tokio::sync::oneshot;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A state comes in no more parts than this.
 const PARTS: usize = 64;
-/// Connections, each with a thread.
+/// Connections, each with a thread: a batch of jobs comes all at once.
 const MOST: Most = Most {
-    each: 4,
-    strangers: 8,
-    admins: 24,
+    each: 64,
+    strangers: 256,
+    admins: 512,
 };
+/// Stack of a connection's thread.
+const STACK: usize = 256 << 10;
 
 /// What the socket works with.
 #[derive(Clone, Debug)]
@@ -137,6 +139,7 @@ fn serve(listener: &UnixListener, stopped: &UnixStream, parts: &Parts) {
         let (parts, runtime) = (parts.clone(), peer.pid().cast_unsigned());
         let spawned = thread::Builder::new()
             .name("listener".into())
+            .stack_size(STACK)
             .spawn(move || {
                 answer(&stream, caller, runtime, &parts);
                 drop(place);

@@ -96,13 +96,19 @@ impl Memory {
         let thread = thread::Builder::new()
             .name("broker".into())
             .spawn(move || watched.watch());
-        Self {
+        let mut memory = Self {
             shared,
             broker: None,
-            problem: thread.err().map(|e| format!("no thread for memory: {e}")),
+            problem: None,
             observed: BTreeMap::new(),
             observe_due: Micros::ZERO,
+        };
+        // Says whether it is there.
+        memory.usage();
+        if let Err(error) = thread {
+            memory.problem = Some(format!("no thread for memory: {error}"));
         }
+        memory
     }
 
     /// What keeps memory from being held, if something does.

@@ -258,11 +258,14 @@ impl Backend for Stock {
             Key::Freeze,
             Key::Devices,
             Key::Cgroup,
+        ];
+        let memory = [
             Key::MemoryMax,
             Key::MemoryHigh,
             Key::MemoryLow,
             Key::MemoryMin,
         ];
+        let held = memory.iter().filter(|_| self.memory.problem().is_none());
         let mut notes =
             vec!["a tenant may raise its own timeslice; it is set back within a second".to_owned()];
         let driven = self.boards.iter().filter_map(|board| board.driven.as_ref());
@@ -288,7 +291,11 @@ impl Backend for Stock {
             backend: BackendKind::Stock,
             driver: Some(self.driver.to_string()),
             patch: None,
-            enforced_by: daemon.map(|key| (key, Enforcer::Daemon)).into(),
+            enforced_by: daemon
+                .iter()
+                .chain(held)
+                .map(|key| (*key, Enforcer::Daemon))
+                .collect(),
             meter: meters.into_iter().collect::<Vec<_>>().join("; "),
             notes,
         }

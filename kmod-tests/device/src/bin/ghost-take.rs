@@ -191,9 +191,20 @@ fn graph(bytes: usize, stream: CUstream) -> Result<Taken, CUresult> {
             &mut wanted,
         ))?;
         ok(sys::cuGraphInstantiateWithFlags(&mut ready, graph, 0))?;
-        ok(sys::cuGraphLaunch(ready, stream))?;
-        ok(sys::cuStreamSynchronize(stream))?;
     }
+    // SAFETY: as above; a launch that is refused leaves the pieces that it got in the graphs' pool.
+    let launched = unsafe {
+        ok(sys::cuGraphLaunch(ready, stream)).and_then(|()| ok(sys::cuStreamSynchronize(stream)))
+    };
+    if launched.is_err() {
+        // SAFETY: nothing of the graph runs; it is destroyed once.
+        unsafe {
+            ok(sys::cuGraphExecDestroy(ready))?;
+            ok(sys::cuGraphDestroy(graph))?;
+            ok(sys::cuDeviceGraphMemTrim(0))?;
+        }
+    }
+    launched?;
     let at = wanted.dptr;
     // SAFETY: freed and destroyed once; the graphs' own pool is given back after.
     let free = move || unsafe {
