@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ghost_model::report::Process;
-use ghost_model::{Action, BackendKind, Capabilities, Enforcer, GpuInfo, Key, Members, Sample};
+use ghost_model::{
+    Action, BackendKind, Capabilities, Enforcer, GpuInfo, Key, Members, MemorySeen, MemoryWanted,
+    Sample,
+};
 
 use super::{Config, Server, ServerError, Sim};
 use crate::{Backend, Event, Failure};
 
-/// The keys that are held; memory is not simulated, and work does not leave the host.
-const HELD: [Key; 7] = [
+/// The keys that are held; work does not leave the host.
+const HELD: [Key; 11] = [
     Key::Weight,
     Key::Max,
     Key::Idle,
@@ -18,6 +21,10 @@ const HELD: [Key; 7] = [
     Key::Devices,
     Key::Cgroup,
     Key::Freeze,
+    Key::MemoryMax,
+    Key::MemoryHigh,
+    Key::MemoryLow,
+    Key::MemoryMin,
 ];
 
 /// A [`Backend`] over simulated GPUs. What it paused ends with the process that it runs in.
@@ -68,6 +75,14 @@ impl Backend for SimBackend {
 
     fn set_members(&mut self, members: &Members) {
         self.sim.world().set_members(members);
+    }
+
+    fn set_memory(&mut self, wanted: &MemoryWanted) {
+        self.sim.world().set_memory(wanted);
+    }
+
+    fn memory(&mut self) -> Option<MemorySeen> {
+        Some(self.sim.world().memory())
     }
 
     fn sample(&mut self) -> Sample {

@@ -8,13 +8,14 @@
 
 mod backend;
 pub mod gpu;
+mod memory;
 mod server;
 pub mod wire;
 mod world;
 
 pub use backend::SimBackend;
 pub use server::{Server, ServerError};
-pub use world::{Fault, Meter};
+pub use world::{Fault, Meter, SpawnError};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -107,7 +108,15 @@ impl Sim {
     /// Makes a channel group of `process`, which is started where it was not. `None` if there is
     /// no such GPU.
     pub fn spawn(&self, process: ProcId, gpu: u32, load: Load) -> Option<GroupId> {
-        self.world().spawn(process, gpu, load)
+        self.world().spawn(process, gpu, load, Bytes(0)).ok()
+    }
+
+    /// Takes memory for a channel group, beside what its context takes, until the group goes.
+    ///
+    /// # Errors
+    /// A limit's refusal, or there is no such group.
+    pub fn allocate(&self, group: GroupId, bytes: Bytes) -> Result<(), SpawnError> {
+        self.world().allocate(group, bytes)
     }
 
     /// Ends a process with all that it has.

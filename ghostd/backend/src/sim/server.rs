@@ -260,9 +260,19 @@ impl Peer {
                         crate::cgroup::path_of(pid).as_deref(),
                     );
                 }
-                let spawned = index.and_then(|i| world.spawn(self.process, i, hello.load()));
-                self.groups.extend(spawned.map(|id| (id, 0)));
-                Response::Done
+                let index = index.unwrap_or(u32::MAX);
+                match world.spawn(self.process, index, hello.load(), hello.memory) {
+                    Ok(id) => {
+                        self.groups.push((id, 0));
+                        Response::Done
+                    }
+                    Err(error) => {
+                        if !world.computes(self.process) {
+                            world.kill(self.process);
+                        }
+                        Response::Error(error.to_string())
+                    }
+                }
             }
             Request::Progress => {
                 let mut progress = Progress::default();

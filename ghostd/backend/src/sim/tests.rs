@@ -2,7 +2,9 @@ use super::wire::{Hello, Progress, Request, Response};
 use super::*;
 use crate::{Backend, Event};
 use ghost_model::plan::Why;
-use ghost_model::{Action, Members, Membership, Name, Reading, Sample};
+use ghost_model::{
+    Action, Members, Membership, MemoryEvents, MemoryLimits, MemoryWanted, Name, Reading, Sample,
+};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -235,6 +237,7 @@ fn hello(gpu: &str, period_us: Option<u64>) -> String {
         kernel_us: 100,
         period_us,
         duty_us: None,
+        memory: Bytes(0),
     });
     serde_json::to_string(&request).unwrap()
 }
@@ -244,6 +247,100 @@ fn progress(stream: &UnixStream) -> Progress {
         Response::Progress(progress) => progress,
         other => panic!("{other:?}"),
     }
+}
+
+/// What a container holds, has held and could not have, of GPU 0.
+fn seen(backend: &mut SimBackend, container: &str) -> (u64, u64, MemoryEvents) {
+    let seen = backend.memory().unwrap();
+    let of = seen.containers.get(&name(container));
+    let used = of.and_then(|on| on.get(&super::world::uuid(0)).copied());
+    let used = used.unwrap_or_default();
+    (used.current.0, used.peak.0, used.events)
+}
+
+fn limits(all: &[(&str, MemoryLimits)]) -> MemoryWanted {
+    let on = |limits: &MemoryLimits| BTreeMap::from([(super::world::uuid(0), *limits)]);
+    MemoryWanted(all.iter().map(|(n, l)| (name(n), on(l))).collect())
+}
+
+#[test]
+fn memory_is_refused_at_the_limit_of_the_tree_and_freed_with_its_group() {
+    const G: u64 = 1 << 30;
+    let context = super::memory::CONTEXT.0;
+    let sim = Sim::new(Config::default());
+    let mut backend = sim.backend();
+    backend.set_members(&members(&[("t/a", &[1], &[]), ("t/b", &[2], &[])]));
+    let max = |max| MemoryLimits {
+        max: Some(Bytes(max)),
+        ..MemoryLimits::default()
+    };
+    backend.set_memory(&limits(&[("t", max(8 * G)), ("t/b", max(4 * G))]));
+    let a = sim.spawn(process(1), 0, MS).unwrap();
+    let b = sim.spawn(process(2), 0, MS).unwrap();
+    assert_eq!(seen(&mut backend, "t").0, 2 * context);
+    sim.allocate(b, Bytes(3 * G)).unwrap();
+    let refused = sim.allocate(b, Bytes(G)).unwrap_err().to_string();
+    assert!(
+        refused.contains("t/b") && refused.contains("gpu.memory.max"),
+        "{refused}"
+    );
+    let refused = sim.allocate(a, Bytes(4 * G)).unwrap_err().to_string();
+    assert!(refused.starts_with("out of memory: t: "), "{refused}");
+    sim.allocate(a, Bytes(3 * G)).unwrap();
+    let (current, peak, events) = seen(&mut backend, "t");
+    assert_eq!((current, peak), (6 * G + 2 * context, 6 * G + 2 * context));
+    assert_eq!((events.max, events.fail), (2, 2));
+    let processes = backend.processes();
+    let of_b = processes.iter().find(|p| p.pid == 2).unwrap();
+    assert_eq!(of_b.memory[&super::world::uuid(0)], Bytes(3 * G + context));
+    assert_eq!(
+        backend.gpus()[0].memory_used,
+        Some(Bytes(6 * G + 2 * context))
+    );
+    assert_eq!(
+        backend.memory().unwrap().held,
+        [process(1), process(2)].into()
+    );
+
+    sim.close(b);
+    assert_eq!(seen(&mut backend, "t/b").0, 0);
+    assert_eq!(seen(&mut backend, "t").0, 3 * G + context);
+    sim.kill(process(1));
+    let (current, peak, events) = seen(&mut backend, "t");
+    assert_eq!((current, peak, events.fail), (0, 6 * G + 2 * context, 2));
+}
+
+#[test]
+fn what_is_kept_for_one_is_refused_to_others_and_contexts_follow_their_process() {
+    const G: u64 = 1 << 30;
+    let context = super::memory::CONTEXT.0;
+    let sim = Sim::new(Config {
+        memory: Bytes(10 * G),
+        ..Config::default()
+    });
+    let mut backend = sim.backend();
+    backend.set_members(&members(&[("b", &[2], &[])]));
+    let min = MemoryLimits {
+        min: Bytes(6 * G),
+        ..MemoryLimits::default()
+    };
+    backend.set_memory(&limits(&[("a", min), ("b", MemoryLimits::default())]));
+    let b = sim.spawn(process(2), 0, MS).unwrap();
+    let refused = sim.allocate(b, Bytes(4 * G)).unwrap_err().to_string();
+    assert!(refused.contains("gpu.memory.min"), "{refused}");
+    sim.allocate(b, Bytes(3 * G)).unwrap();
+    let a = sim.spawn(process(1), 0, MS).unwrap();
+    assert_eq!(seen(&mut backend, "system").0, context);
+    backend.set_members(&members(&[("a", &[1], &[]), ("b", &[2], &[])]));
+    assert_eq!(seen(&mut backend, "system").0, 0);
+    assert_eq!(seen(&mut backend, "a").0, context);
+    sim.allocate(a, Bytes(5 * G)).unwrap();
+    backend.set_members(&members(&[("b", &[1, 2], &[])]));
+    assert_eq!(
+        seen(&mut backend, "a").0,
+        5 * G + context,
+        "stays where it was taken"
+    );
 }
 
 #[test]
@@ -275,6 +372,12 @@ fn loads_register_run_and_leave_in_real_time() {
 
     let periodic = UnixStream::connect(&path).unwrap();
     ask(&periodic, &hello("0", Some(1000)));
+    let much = hello("0", None).replace("\"memory\":0", "\"memory\":1000000000000");
+    let refused = ask(&periodic, &much);
+    assert!(
+        matches!(&refused, Response::Error(e) if e.contains("out of memory")),
+        "{refused:?}"
+    );
     let mut latencies = 0;
     until("latencies", || {
         let new = progress(&periodic).latencies_us;

@@ -1,7 +1,7 @@
 //! How a load speaks with what simulates its GPU: a line of JSON each way. On a [`Server`]'s
 //! socket a connection is a process; Ghost's stand-in for the driver takes the same lines.
 
-use ghost_model::Micros;
+use ghost_model::{Bytes, Micros};
 use serde::{Deserialize, Serialize};
 
 use super::gpu::{Group, Load};
@@ -41,6 +41,10 @@ pub struct Hello {
     /// Work for so many microseconds, then none for so many, by turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duty_us: Option<(u64, u64)>,
+    /// Memory that it takes beside what its context takes, bytes. Beyond a limit it is refused,
+    /// and the channel group with it.
+    #[serde(default)]
+    pub memory: Bytes,
 }
 
 /// The answer to a request.

@@ -2,22 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ghost_guardian::broker::books::Refusal;
 use ghost_model::report::Process;
 use ghost_model::{
-    Action, Bytes, GpuId, GpuInfo, GpuSample, GpuState, GroupId, GroupSample, Members, Micros,
-    Name, ProcId, Reading, Sample,
+    Action, Bytes, GpuId, GpuInfo, GpuSample, GpuState, GroupId, GroupSample, Members, MemorySeen,
+    MemoryWanted, Micros, Name, ProcId, Reading, Sample,
 };
 use nix::time::{ClockId, clock_gettime};
 
 use super::Config;
 use super::gpu::{Gpu, Group, Load};
+use super::memory::Memory;
 use crate::{Event, procs};
 
 /// The timeslice of a new channel group, as NVIDIA's driver sets it.
 const SLICE: Micros = Micros(2048);
-
-/// What a context takes before it allocates anything, as measured on an H200.
-const CONTEXT: Bytes = Bytes(520 << 20);
 
 /// How GPU time is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +35,20 @@ pub enum Fault {
     Stale,
     /// There is no reading.
     Missing,
+}
+
+/// Why there is no channel group, or no memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpawnError {
+    /// There are fewer GPUs.
+    #[error("no simulated GPU {0}: `ghostctl gpu list` shows those that there are")]
+    NoGpu(u32),
+    /// The group is gone.
+    #[error("channel group {} is gone", .0.0)]
+    NoGroup(GroupId),
+    /// A limit's refusal.
+    #[error("out of memory: {0}")]
+    Memory(#[from] Refusal),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +101,7 @@ pub(super) struct World {
     devices: Vec<Device>,
     processes: BTreeMap<ProcId, Proc>,
     groups: BTreeMap<GroupId, Owned>,
+    memory: Memory,
     members: Members,
     events: Vec<Event>,
     made: u64,
@@ -112,6 +126,7 @@ impl World {
             devices: (0..config.gpus).map(device).collect(),
             processes: BTreeMap::new(),
             groups: BTreeMap::new(),
+            memory: Memory::new((0..config.gpus).map(uuid), config.memory),
             members: Members::default(),
             events: Vec::new(),
             made: 0,
@@ -174,16 +189,29 @@ impl World {
         self.hold();
     }
 
-    pub(super) fn spawn(&mut self, process: ProcId, gpu: u32, load: Load) -> Option<GroupId> {
+    pub(super) fn spawn(
+        &mut self,
+        process: ProcId,
+        gpu: u32,
+        load: Load,
+        memory: Bytes,
+    ) -> Result<GroupId, SpawnError> {
         let index = gpu as usize;
-        let device = self.devices.get_mut(index)?;
-        let id = GroupId(self.made);
-        self.made += 1;
-        device.gpu.add(id, SLICE);
-        device.gpu.set_load(id, load);
-        let gpu = device.id.clone();
+        let there = self.devices.get(index).map(|device| device.id.clone());
+        let gpu = there.ok_or(SpawnError::NoGpu(gpu))?;
         if !self.processes.contains_key(&process) {
             self.start(process, "sim", None);
+        }
+        let id = GroupId(self.made);
+        self.made += 1;
+        if memory.0 > 0 {
+            let container = self.container(process);
+            self.memory
+                .allocate(process, (id, index), &container, memory)?;
+        }
+        if let Some(device) = self.devices.get_mut(index) {
+            device.gpu.add(id, SLICE);
+            device.gpu.set_load(id, load);
         }
         let first = !self
             .groups
@@ -205,8 +233,36 @@ impl World {
             fault: None,
         };
         self.groups.insert(id, owned);
+        self.count_contexts(process);
         self.hold();
-        Some(id)
+        Ok(id)
+    }
+
+    /// Takes memory for a group that is there.
+    pub(super) fn allocate(&mut self, id: GroupId, bytes: Bytes) -> Result<(), SpawnError> {
+        let owned = self.groups.get(&id).ok_or(SpawnError::NoGroup(id))?;
+        let (process, device) = (owned.process, owned.device);
+        let container = self.container(process);
+        let taken = self
+            .memory
+            .allocate(process, (id, device), &container, bytes);
+        Ok(taken?)
+    }
+
+    fn count_contexts(&mut self, process: ProcId) {
+        let Some(container) = self.processes.get(&process).map(|p| p.container.clone()) else {
+            return;
+        };
+        for device in 0..self.devices.len() {
+            let here = |o: &&Owned| o.process == process && o.device == device;
+            let count = self.groups.values().filter(here).count() as u64;
+            self.memory.set_contexts(process, device, count, &container);
+        }
+    }
+
+    /// Whether a process has a channel group.
+    pub(super) fn computes(&self, process: ProcId) -> bool {
+        self.groups.values().any(|o| o.process == process)
     }
 
     pub(super) fn kill(&mut self, process: ProcId) {
@@ -222,13 +278,17 @@ impl World {
             });
         }
         groups.into_iter().for_each(|id| self.close(id));
+        self.memory.end(process);
     }
 
     pub(super) fn close(&mut self, id: GroupId) {
         if let Some(gpu) = self.gpu_of(id) {
             gpu.remove(id);
         }
-        self.groups.remove(&id);
+        self.memory.free(id);
+        if let Some(owned) = self.groups.remove(&id) {
+            self.count_contexts(owned.process);
+        }
     }
 
     /// A group goes; with a process's last one goes the process.
@@ -292,7 +352,19 @@ impl World {
             }
             proc.container = members.container_of(id, proc.cgroup.as_deref());
         }
+        let processes: Vec<ProcId> = self.processes.keys().copied().collect();
+        processes
+            .into_iter()
+            .for_each(|process| self.count_contexts(process));
         self.hold();
+    }
+
+    pub(super) fn set_memory(&mut self, wanted: &MemoryWanted) {
+        self.memory.set_limits(wanted);
+    }
+
+    pub(super) fn memory(&self) -> MemorySeen {
+        self.memory.seen(self.processes.keys().copied().collect())
     }
 
     /// Disables the groups of paused containers, and no others.
@@ -397,7 +469,13 @@ impl World {
             pci: format!("00000000:{:02X}:00.0", index + 1),
             name: "Ghost simulated GPU".into(),
             memory_total: self.config.memory,
-            memory_used: Some(Bytes(device.gpu.groups().count() as u64 * CONTEXT.0)),
+            memory_used: Some(Bytes(
+                device
+                    .gpu
+                    .groups()
+                    .map(|(id, _)| self.memory.held_by(id).0)
+                    .sum(),
+            )),
             state: GpuState::Shared,
         };
         self.devices.iter().enumerate().map(info).collect()
@@ -427,12 +505,12 @@ impl World {
                 blank(id.pid, proc.command.clone(), proc.container.clone()),
             );
         }
-        for owned in self.groups.values() {
+        for (id, owned) in &self.groups {
             let device = self.devices.get(owned.device);
             if let (Some(process), Some(device)) = (all.get_mut(&owned.process), device) {
                 *process.groups.entry(device.id.clone()).or_default() += 1;
                 let memory = process.memory.entry(device.id.clone()).or_default();
-                memory.0 += CONTEXT.0;
+                memory.0 += self.memory.held_by(*id).0;
             }
         }
         all.into_values().collect()

@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use ghost_backend::sim::wire::{Hello, Progress, Request, Response};
 use ghost_backend::sim::{SOCKET, SOCKET_ENV};
+use ghost_model::Bytes;
 use ghost_standin::DEV_ENV;
 use ghost_standin::tenant::Tenant;
 use mem::Mem;
@@ -60,6 +61,10 @@ struct Args {
     /// Directory of a stand-in for the driver, instead of the simulator.
     #[arg(long, env = DEV_ENV)]
     dev: Option<PathBuf>,
+    /// Memory that each group takes beside its context: bytes, or a number with K, M, G or T; on
+    /// the simulator only
+    #[arg(long, default_value = "0")]
+    memory: Bytes,
     /// Where the files go.
     #[arg(long, default_value = "/tmp")]
     out: PathBuf,
@@ -182,6 +187,7 @@ fn main() -> Result<()> {
         kernel_us: if args.idle { 0 } else { args.kernel_us as u64 },
         period_us: args.period_ms.map(micros),
         duty_us: duty,
+        memory: args.memory,
     };
     let idle = hello.kernel_us == 0;
     device.start(hello, args.contexts)?;
