@@ -64,6 +64,8 @@ struct Shared {
     told: Mutex<Told>,
     /// Guards the last that the broker said, and who has channel groups that are new.
     last: Mutex<(Option<Usage>, BTreeSet<u32>)>,
+    /// Guards what a broker wants people to know, each of which it says once.
+    notes: Mutex<BTreeSet<String>>,
     /// Called when there is news for the control loop.
     wake: Mutex<Option<Box<dyn Fn() + Send>>>,
     ended: AtomicBool,
@@ -78,7 +80,7 @@ pub(super) struct Memory {
     shared: Arc<Shared>,
     broker: Option<Broker>,
     problem: Option<String>,
-    observed: BTreeMap<(ProcId, Card), Bytes>,
+    observed: BTreeMap<(ProcId, Card), (Bytes, Option<Name>)>,
     observe_due: Micros,
 }
 
@@ -89,6 +91,7 @@ impl Memory {
             path,
             told: Mutex::default(),
             last: Mutex::default(),
+            notes: Mutex::default(),
             wake: Mutex::default(),
             ended: AtomicBool::new(false),
         });
@@ -118,8 +121,7 @@ impl Memory {
 
     /// What the broker wants people to know.
     pub(super) fn notes(&self) -> Vec<String> {
-        let last = lock(&self.shared.last);
-        last.0.as_ref().map_or_else(Vec::new, |u| u.notes.clone())
+        lock(&self.shared.notes).iter().cloned().collect()
     }
 
     /// Has `wake` called when processes appeared that the control loop should look at.
@@ -191,7 +193,9 @@ impl Memory {
 
     /// Asks for what is so now.
     fn usage(&mut self) -> Option<Usage> {
-        self.ask(Broker::usage).ok()
+        let usage = self.ask(Broker::usage).ok()?;
+        self.shared.note(&usage);
+        Some(usage)
     }
 
     /// Calls the broker, connecting anew where need be.
@@ -272,6 +276,7 @@ impl Shared {
     }
 
     fn tell(&self, broker: &mut Broker) -> Result<(), ClientError> {
+        lock(&self.notes).clear();
         // A ghostd that was restarted has none of them, a guardian that was, only those that
         // systemd kept.
         let theirs = broker.listeners()?;
@@ -300,7 +305,13 @@ impl Shared {
         broker.set_members(told.members.clone())
     }
 
+    /// Keeps what is for people.
+    fn note(&self, usage: &Usage) {
+        lock(&self.notes).extend(usage.notes.iter().cloned());
+    }
+
     fn heard(&self, usage: Usage) {
+        self.note(&usage);
         let serves: BTreeSet<&SessionId> = usage.sessions.iter().map(|s| &s.session).collect();
         lock(&self.told)
             .sessions
@@ -331,8 +342,14 @@ impl Stock {
     /// Tells the broker what the driver counts, and asks it what containers hold.
     pub(super) fn look_at_memory(&mut self) -> Option<MemorySeen> {
         let now = clock::now();
+        let due = now >= self.memory.observe_due;
+        if due {
+            // Before the books are: what is taken in between is then nobody's for a moment, not
+            // somebody's twice.
+            self.read_boards();
+        }
         let usage = self.memory.usage()?;
-        if now >= self.memory.observe_due {
+        if due {
             self.memory.observe_due = now + OBSERVE;
             self.tell_cards(&usage);
             self.observe(&usage, now);
@@ -372,7 +389,8 @@ impl Stock {
             };
             let card = Card(driven.rm_id);
             let telemetry = self.telemetry.as_mut();
-            for (pid, bytes) in self.holdings.on(&board.info.id, count, now, telemetry) {
+            let (gpu, version) = (&board.info.id, Some(usage.version));
+            for (pid, bytes) in self.holdings.on(gpu, count, version, now, telemetry) {
                 if let (Some(tenant), Some(bytes)) = (self.tenants.get(pid), bytes) {
                     let member = !tenant.container.is_system();
                     let container = member.then(|| tenant.container.clone());
@@ -388,7 +406,7 @@ impl Stock {
         let gone: Vec<(ProcId, Card)> = gone.copied().collect();
         let changed = holds
             .iter()
-            .any(|(key, (bytes, _))| self.memory.observed.get(key) != Some(bytes));
+            .any(|(key, held)| self.memory.observed.get(key) != Some(held));
         if !changed && gone.is_empty() {
             return;
         }
@@ -408,10 +426,7 @@ impl Stock {
         let told = all.len();
         // What was not counted, because something moved meanwhile, is told again next time.
         if self.memory.ask(|broker| broker.observe(all)) == Ok(told) {
-            self.memory.observed = holds
-                .into_iter()
-                .map(|(k, (bytes, _))| (k, bytes))
-                .collect();
+            self.memory.observed = holds;
         }
     }
 }

@@ -284,6 +284,12 @@ impl Backend for Stock {
         problems.extend(self.memory.problem());
         notes.extend(problems.into_iter().map(str::to_owned));
         notes.extend(self.memory.notes());
+        if self.memory.problem().is_none() {
+            notes.push(
+                "managed memory (UVM) is taken inside the kernel: it is counted, and held by no limit"
+                    .to_owned(),
+            );
+        }
         if self.hierarchy.is_none() {
             notes.push("no cgroup v2 is mounted: processes can only be attached by pid".to_owned());
         }
@@ -302,23 +308,7 @@ impl Backend for Stock {
     }
 
     fn gpus(&mut self) -> Vec<GpuInfo> {
-        match self.telemetry.cards() {
-            Ok(cards) => {
-                for card in cards {
-                    let mut boards = self.boards.iter_mut();
-                    if let Some(board) = boards.find(|board| board.info.id == card.uuid) {
-                        board.info.memory_used = card.memory_used;
-                        board.info.memory_total = card.memory_total;
-                    }
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the gpus' memory is not known");
-                for board in &mut self.boards {
-                    board.info.memory_used = None;
-                }
-            }
-        }
+        self.read_boards();
         self.boards.iter().map(|board| board.info.clone()).collect()
     }
 
@@ -426,7 +416,8 @@ impl Backend for Stock {
         let (now, count) = (clock::now(), self.discovery.count());
         for board in &self.boards {
             let gpu = &board.info.id;
-            let held = self.holdings.on(gpu, count, now, self.telemetry.as_mut());
+            let telemetry = self.telemetry.as_mut();
+            let held = self.holdings.on(gpu, count, None, now, telemetry);
             for (pid, &memory) in held {
                 if let (Some(process), Some(memory)) = (all.get_mut(pid), memory) {
                     process.memory.insert(gpu.clone(), memory);
@@ -442,6 +433,27 @@ impl Backend for Stock {
 }
 
 impl Stock {
+    /// Asks how much of each GPU's memory is in use.
+    fn read_boards(&mut self) {
+        match self.telemetry.cards() {
+            Ok(cards) => {
+                for card in cards {
+                    let mut boards = self.boards.iter_mut();
+                    if let Some(board) = boards.find(|board| board.info.id == card.uuid) {
+                        board.info.memory_used = card.memory_used;
+                        board.info.memory_total = card.memory_total;
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the gpus' memory is not known");
+                for board in &mut self.boards {
+                    board.info.memory_used = None;
+                }
+            }
+        }
+    }
+
     fn sample_at(&self, now: Micros) -> Sample {
         let gpus = self.boards.iter().enumerate().filter_map(|(at, board)| {
             let driven = board.driven.as_ref()?;

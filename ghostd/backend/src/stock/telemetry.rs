@@ -112,29 +112,33 @@ pub(super) trait Telemetry: Send {
 const HOLDINGS: Micros = Micros(10_000_000);
 
 /// What each process holds of each GPU's memory. NVML takes 35 us a process to tell, so it is
-/// asked when the driver's count of objects has moved.
+/// asked when the driver's count of objects has moved, or the version of the broker's books.
 #[derive(Debug, Default)]
 pub(super) struct Holdings(BTreeMap<GpuId, Held>);
 
 #[derive(Debug)]
 struct Held {
     count: Option<ClientDatabase>,
+    /// The version of the broker's books before NVML was asked, where it was known.
+    version: Option<u64>,
     at: Micros,
     of: BTreeMap<u32, Option<Bytes>>,
 }
 
 impl Holdings {
     /// The bytes in use by each process on `gpu`, as of the time when the driver's count was
-    /// `count`; nothing where they are not told.
+    /// `count` and the books had `version`, if that matters; nothing where they are not told.
     pub(super) fn on(
         &mut self,
         gpu: &GpuId,
         count: Option<ClientDatabase>,
+        version: Option<u64>,
         now: Micros,
         telemetry: &mut dyn Telemetry,
     ) -> &BTreeMap<u32, Option<Bytes>> {
         let ask = |telemetry: &mut dyn Telemetry| Held {
             count,
+            version,
             at: now,
             of: telemetry.processes(gpu).unwrap_or_default(),
         };
@@ -142,7 +146,9 @@ impl Holdings {
             Entry::Vacant(entry) => entry.insert(ask(telemetry)),
             Entry::Occupied(entry) => {
                 let held = entry.into_mut();
-                let same = count.is_some() && held.count == count;
+                let same = count.is_some()
+                    && held.count == count
+                    && (version.is_none() || held.version == version);
                 if !same || now.since(held.at) >= HOLDINGS {
                     *held = ask(telemetry);
                 }
@@ -368,22 +374,27 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_asked_for_when_the_count_moves_or_is_not_known() {
+    fn what_is_held_is_asked_for_when_a_count_moves_or_is_not_known() {
         let gpu: GpuId = "GPU-00000000-0000-0000-0000-000000000001".parse().unwrap();
         let (mut holdings, mut telemetry) = (Holdings::default(), Growing(0));
-        let mut held = |resources: Option<u64>, at| {
+        let mut held_at = |resources: Option<u64>, version, at| {
             let count = resources.map(|resources| ClientDatabase {
                 clients: 1,
                 pad: 0,
                 resources,
             });
-            holdings.on(&gpu, count, Micros(at), &mut telemetry)[&7]
+            holdings.on(&gpu, count, version, Micros(at), &mut telemetry)[&7]
         };
+        let mut held = |resources, at| held_at(resources, None, at);
         assert_eq!(held(Some(5), 0), Some(Bytes(1)));
         assert_eq!(held(Some(5), 9_000_000), Some(Bytes(1)));
         assert_eq!(held(Some(6), 9_000_001), Some(Bytes(2)));
         assert_eq!(held(Some(6), 19_000_001), Some(Bytes(3)));
         assert_eq!(held(None, 19_000_002), Some(Bytes(4)));
         assert_eq!(held(None, 19_000_003), Some(Bytes(5)));
+        assert_eq!(held_at(Some(6), Some(3), 19_000_004), Some(Bytes(6)));
+        assert_eq!(held_at(Some(6), Some(3), 19_000_005), Some(Bytes(6)));
+        assert_eq!(held_at(Some(6), None, 19_000_006), Some(Bytes(6)));
+        assert_eq!(held_at(Some(6), Some(4), 19_000_007), Some(Bytes(7)));
     }
 }
