@@ -7,6 +7,7 @@
 
 mod guardian;
 mod host;
+mod notify;
 mod rm;
 mod settings;
 mod sim;
@@ -14,6 +15,7 @@ mod store;
 
 pub use guardian::{guardian_frame, guardian_journal, guardian_ledger};
 pub use host::{cgroup_files, driver_version, proc_stat};
+pub use notify::notify_state;
 pub use rm::{card_answer, tenant_call};
 pub use settings::{assignments, container_file, spec, value};
 pub use sim::sim_wire;
@@ -32,6 +34,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("guardian_frame", guardian_frame),
     ("guardian_journal", guardian_journal),
     ("guardian_ledger", guardian_ledger),
+    ("notify_state", notify_state),
     ("proc_stat", proc_stat),
     ("sim_wire", sim_wire),
     ("spec", spec),

@@ -19,6 +19,8 @@ pub fn sim_wire(data: &[u8]) {
         match same::<Request>(line) {
             Some(Request::Hello(hello)) if groups.len() < MAX_GROUPS => {
                 let group = sim.spawn(process, 0, hello.load());
+                // Any refusal is as good.
+                let _ = group.map(|id| sim.allocate(id, hello.memory));
                 groups.extend(group.map(|id| (id, 0)));
             }
             Some(Request::Slice { us }) => {
