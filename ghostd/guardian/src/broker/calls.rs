@@ -12,21 +12,23 @@
 //! taken for it: what an allocation or a duplicate has made is freed before it is made again, and
 //! a free finds nothing and is fine.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use ghost_model::{Name, ProcId};
-use ghost_notify::{Memory, Notification, ProcError, Thread, as_tenant};
+use ghost_notify::{Ioctl, Memory, Notification, ProcError, Thread, as_tenant};
 use ghost_rm::abi::memory::{CLASS_DEVICE_MEMORY, MemoryParams};
-use ghost_rm::abi::{CLASS_CHANNEL_GROUP, CLASS_DEVICE};
+use ghost_rm::abi::{CLASS_CHANNEL_GROUP, CLASS_DEVICE, ESC_RM_CONTROL};
 use ghost_rm::tenant::{
     self, AllocCall, Call, DeviceMemory, DupCall, FreeCall, HeapCall, HeapFunction, MEMORY_PARAMS,
     argument_size, device_memory, object_of, set_status,
 };
 use ghost_rm::{Client, Control, Object, RmError, Status};
 use nix::errno::Errno;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
 
 use super::books::{self, Card, MemoryId, Refusal, Ticket};
 use super::journal::KeepError;
@@ -114,6 +116,9 @@ pub(super) fn decide(broker: &Broker, session: &Arc<Session>, call: &Notificatio
     let Some(size) = argument_size(ioctl.cmd) else {
         return only(Answer::Allow);
     };
+    if lets_pass(broker, call.tid, ioctl, size) {
+        return only(Answer::Allow);
+    }
     let reached = session
         .thread(call.tid)
         .and_then(|thread| Ok((thread.memory()?, thread)));
@@ -141,6 +146,29 @@ pub(super) fn decide(broker: &Broker, session: &Arc<Session>, call: &Notificatio
         answer,
         made: asked.made,
         _alone: asked.alone,
+    }
+}
+
+/// Whether it is a control that asks nothing of ours: most calls of a program are, so it is looked
+/// at in the cheapest way. Whose memory this reads matters as little as that the caller may change
+/// it afterwards, since the kernel does such a call in any case.
+fn lets_pass(broker: &Broker, tid: i32, ioctl: Ioctl, size: usize) -> bool {
+    if ioctl.cmd as u8 != ESC_RM_CONTROL {
+        return false;
+    }
+    let mut bytes = vec![0; size];
+    let from = RemoteIoVec {
+        base: ioctl.arg as usize,
+        len: size,
+    };
+    let into = &mut [IoSliceMut::new(&mut bytes)];
+    let read = process_vm_readv(Pid::from_raw(tid), into, &[from]);
+    if read != Ok(size) {
+        return false;
+    }
+    match tenant::parse(ioctl.cmd, &bytes) {
+        Ok(Call::Control(control)) => !broker.is_question(&control),
+        _ => false,
     }
 }
 
@@ -740,6 +768,7 @@ impl Asked<'_> {
     pub(super) fn not_done(&mut self, error: &io::Error) -> Answer {
         match error.raw_os_error() {
             Some(errno) => Answer::Return(Err(errno)),
+            None if !self.thread.is_alive() => Answer::Gone,
             None => {
                 let number = self.cmd as u8;
                 let text = format!("ioctl {number:#x} was refused: {}", chain(error));

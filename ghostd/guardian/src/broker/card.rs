@@ -11,20 +11,29 @@ use ghost_rm::tenant::{Call, ControlCall};
 use ghost_rm::{Client, Status};
 use nix::errno::Errno;
 
+use super::Broker;
 use super::books::{Card, MemoryId};
 use super::calls::{Answer, Asked, Params};
 
+impl Broker {
+    /// Whether a control asks for what is the container's, on the loaded driver or, where that is
+    /// not known, on any.
+    pub(super) fn is_question(&self, control: &ControlCall) -> bool {
+        let asks = |branch| card::query(branch, control.cmd, control.params_size);
+        match self.driver.branch() {
+            Some(branch) => asks(branch) != Lookup::NotOurs,
+            None => BRANCHES.iter().any(|b| asks(b) != Lookup::NotOurs),
+        }
+    }
+}
+
 impl Asked<'_> {
     pub(super) fn control(&mut self, control: &ControlCall) -> Answer {
+        if !self.broker.is_question(control) {
+            return Answer::Allow;
+        }
         let Some(branch) = self.broker.driver.branch() else {
-            let asks = |branch| card::query(branch, control.cmd, control.params_size);
-            let is_one = BRANCHES
-                .iter()
-                .any(|branch| asks(branch) != Lookup::NotOurs);
-            return match is_one {
-                true => self.on_driver(|asked, _| asked.unknown_driver()),
-                false => Answer::Allow,
-            };
+            return self.on_driver(|asked, _| asked.unknown_driver());
         };
         match card::query(branch, control.cmd, control.params_size) {
             Lookup::NotOurs => Answer::Allow,

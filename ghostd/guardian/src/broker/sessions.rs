@@ -382,8 +382,12 @@ impl Broker {
                 if let Some(id) = slot.kept(DEADLINE)
                     && slot.finish(id)
                 {
+                    let answered = session.listener.answer(id, Err(Errno::EIO as i32));
+                    // A call that a signal has ended waits no more, however long its worker does.
+                    if !matches!(answered, Ok(Delivered::Yes)) {
+                        continue;
+                    }
                     count(&self.counts.late, 1);
-                    let _ = session.listener.answer(id, Err(Errno::EIO as i32));
                     self.note(
                         "late",
                         format!(

@@ -80,7 +80,18 @@ impl Watch {
     }
 
     fn timeout(&self) -> EpollTimeout {
-        let idle = self.broker.sessions.is_empty() && self.held.is_empty();
+        // A client may outlive its process, and its session: somebody else has its file open, and be
+        // it the broker for the length of a call.
+        let tenants = || {
+            self.broker
+                .state()
+                .keeper
+                .books()
+                .tenants()
+                .next()
+                .is_some()
+        };
+        let idle = self.broker.sessions.is_empty() && !tenants();
         let timeout = if idle { SWEEP * 60 } else { TICK };
         EpollTimeout::try_from(timeout).unwrap_or(EpollTimeout::NONE)
     }

@@ -164,7 +164,9 @@ fn a_container_sees_its_own_card() {
 fn members_go_where_ghostd_says_and_residual_counts() {
     let Some(host) = Host::start(1) else { return };
     host.limit(&[("a", GIB), ("b", GIB)]);
-    let mut tenant = host.tenant("a");
+    let mut command = host.load();
+    let socket = host::filtered(&mut command);
+    let mut tenant = Tenant::start(command);
     let start = ghost_notify::ProcId::of_pid(tenant.pid() as i32).unwrap();
     let process = ProcId {
         pid: tenant.pid(),
@@ -177,6 +179,8 @@ fn members_go_where_ghostd_says_and_residual_counts() {
     };
     let members = Members([(name("b"), members)].into());
     host.broker().set_members(members).unwrap();
+    // Its first call is received after that.
+    host.adopt("a", host::listener(&socket));
     assert!(tenant.ask("alloc=512M").starts_with("0x"));
     assert_eq!((host.current("a"), host.current("b")), (0, 512 * MIB));
 

@@ -259,3 +259,103 @@ fn holds_to_its_limit() {
     assert_eq!(status(tenant.alloc(2 * MIB)), Status::OK);
     assert_eq!(tenant.memory_info().unwrap()[0], GIB);
 }
+
+#[test]
+fn a_call_that_takes_too_long_is_answered_and_others_go_on_meanwhile() {
+    let Some(host) = Host::start(1) else { return };
+    host.limit(&[("a", GIB)]);
+    run(&host, "keeps_the_broker_waiting", |_| {});
+    let counts = host.usage().counts;
+    assert_eq!(counts.late, 1);
+    let notes = host.usage().notes;
+    assert!(notes.is_empty(), "told once: {notes:?}");
+}
+
+#[test]
+#[ignore = "a tenant of another test"]
+fn keeps_the_broker_waiting() {
+    let tenant = open();
+    // A page whose reader waits until this process fills it, which it never does.
+    let page = 4096;
+    // SAFETY: a new mapping; the descriptor is made and given structures as linux/userfaultfd.h
+    // has them, alive for the calls.
+    let address = unsafe {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let address = libc::mmap(std::ptr::null_mut(), page, protection, flags, -1, 0);
+        let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
+        let mut api = [0xAA_u64, 0, 0];
+        assert_eq!(libc::ioctl(fd, 0xC018_AA3F, api.as_mut_ptr()), 0);
+        let mut register = [address as u64, page as u64, 1, 0];
+        assert_eq!(libc::ioctl(fd, 0xC020_AA00, register.as_mut_ptr()), 0);
+        address as u64
+    };
+    let fd = tenant.fd().as_raw_fd();
+    let kept = std::thread::spawn(move || {
+        // SAFETY: the address is of a mapping that lives as long as the process.
+        let rc = unsafe { libc::ioctl(fd, iowr(0x2A, 32) as _, address) };
+        (rc, io::Error::last_os_error().raw_os_error())
+    });
+    let mut rounds = 0_u64;
+    while !kept.is_finished() {
+        let memory = tenant.alloc(2 * MIB).unwrap();
+        tenant.free(memory).unwrap();
+        rounds += 1;
+    }
+    assert!(rounds > 100, "{rounds}");
+    assert_eq!(kept.join().unwrap(), (-1, Some(libc::EIO)));
+}
+
+/// What a call costs its caller: `cargo nextest run --release --run-ignored all --no-capture cost`.
+#[test]
+#[ignore = "prints numbers and asserts none"]
+fn cost_of_a_call() {
+    let Some(host) = Host::start(1) else { return };
+    host.limit(&[("a", GIB)]);
+    let plain = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "tenants::makes_many_calls",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env(DEV, host.dev())
+        .output()
+        .unwrap();
+    println!("without: {}", String::from_utf8_lossy(&plain.stdout));
+    println!("with: {}", run(&host, "makes_many_calls", |_| {}));
+    let counts = host.usage().counts;
+    let each = |ns: u64, n: u64| ns as f64 / 1e3 / n as f64;
+    println!(
+        "{counts:?}: {:.1} us in the broker for each call, {:.1} us of it without the driver",
+        each(counts.spent_ns, counts.notifications),
+        each(counts.spent_ns - counts.driver_ns, counts.notifications)
+    );
+}
+
+#[test]
+#[ignore = "a tenant of another test"]
+fn makes_many_calls() {
+    const N: u32 = 5000;
+    let mut tenant = open();
+    let group = tenant.context().unwrap();
+    let time = |what: &str, f: &mut dyn FnMut()| {
+        let begin = std::time::Instant::now();
+        (0..N).for_each(|_| f());
+        println!(
+            "{what}: {:.1} us",
+            begin.elapsed().as_secs_f64() * 1e6 / f64::from(N)
+        );
+    };
+    let client = tenant.client();
+    time("control", &mut || {
+        _ = tenant.rm().get_timeslice(client, group).unwrap();
+    });
+    time("memory info", &mut || {
+        _ = tenant.memory_info().unwrap();
+    });
+    time("alloc and free", &mut || {
+        let memory = tenant.alloc(2 * MIB).unwrap();
+        tenant.free(memory).unwrap();
+    });
+}
