@@ -76,8 +76,10 @@ fn lives_dies_and_lives_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut first = Program::start(dir.path(), &[]);
     let mut client = connect(dir.path());
-    let mode = std::fs::metadata(dir.path().join("sock")).unwrap();
-    assert_eq!(mode.permissions().mode() & 0o777, 0o600);
+    for socket in ["sock", "broker"] {
+        let mode = std::fs::metadata(dir.path().join(socket)).unwrap();
+        assert_eq!(mode.permissions().mode() & 0o777, 0o600);
+    }
 
     let status = std::fs::read_to_string(format!("/proc/{}/status", first.0.id())).unwrap();
     let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -116,6 +118,7 @@ fn lives_dies_and_lives_again() {
     third.signal(Signal::SIGTERM);
     assert_eq!(third.end().0, Some(0));
     assert!(!dir.path().join("sock").exists());
+    assert!(!dir.path().join("broker").exists());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //!
 //! ghostd hands over listeners of seccomp filters and says who may take how much ([`wire`],
 //! [`door`]). Each listener is served by threads of its own ([`sessions`]); they decide a call and
-//! do it for the tenant ([`calls`], [`card`]) by the [`books`], which are in a [`journal`]. What
+//! do it for the tenant ([`calls`], [`take`], [`card`]) by the [`books`], which are in a [`journal`]. What
 //! died is noticed by [`watch`], and what a broker left that was killed is put in order by
 //! [`recover`]. Nothing here needs ghostd to be alive: what it said last stays so.
 
@@ -14,9 +14,11 @@ pub mod client;
 pub mod door;
 mod driver;
 pub mod journal;
+mod learn;
 mod recover;
 mod sessions;
 mod state;
+mod take;
 mod watch;
 pub mod wire;
 

@@ -1,6 +1,12 @@
 //! Kills: of tenants anywhere, and of the guardian between every pair of steps.
 
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
+
+use ghost_notify::pass;
 
 use super::host::{GIB, Host, MIB, Tenant, until};
 
@@ -126,4 +132,59 @@ fn kills_of_tenants_in_a_storm_leave_no_charge() {
     until("ended sessions are gone", || {
         host.usage().sessions.is_empty()
     });
+}
+
+#[test]
+fn systemd_keeps_the_listeners_of_a_guardian_that_is_killed() {
+    let Some(mut host) = Host::start(1) else {
+        return;
+    };
+    host.limit(&[("a", GIB)]);
+    let path = host.at("notify");
+    let systemd = UnixDatagram::bind(&path).unwrap();
+    systemd
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let systemd = UnixStream::from(OwnedFd::from(systemd));
+    host.guardian = None;
+    let guardian = env!("CARGO_BIN_EXE_ghost-guardian");
+    let mut command = Command::new(guardian);
+    command.args(host.arguments());
+    host.start_as(command.env("NOTIFY_SOCKET", &path));
+    let mut tenant = host.tenant("a");
+    assert!(tenant.ask("alloc=600M").starts_with("0x"));
+    let (name, kept) = loop {
+        let mut bytes = [0; 512];
+        let (got, fds) = pass::receive(&systemd, &mut bytes).unwrap();
+        let said = String::from_utf8_lossy(&bytes[..got]).into_owned();
+        if let (true, [_]) = (said.contains("FDSTORE=1"), &fds[..]) {
+            let name = said.lines().find_map(|line| line.strip_prefix("FDNAME="));
+            break (name.unwrap().to_owned(), fds.into_iter().next().unwrap());
+        }
+    };
+    assert_eq!(name, "session-0=a");
+
+    host.guardian = None;
+    host.drop_listeners();
+    tenant.tell("alloc=2M");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"LISTEN_PID=$$ exec "$0" "$@""#, guardian])
+        .args(host.arguments())
+        .envs([("LISTEN_FDS", "1"), ("LISTEN_FDNAMES", &name)])
+        .env_remove("NOTIFY_SOCKET");
+    let fd = kept.as_raw_fd();
+    let third = move || {
+        // SAFETY: takes integers only.
+        match unsafe { libc::dup2(fd, 3) } {
+            3 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: the child of the fork makes one system call.
+    unsafe { command.pre_exec(third) };
+    host.start_as(&mut command);
+    assert!(tenant.hear().starts_with("0x"));
+    assert_eq!(tenant.ask("alloc=423M"), "out of memory");
+    assert_eq!(host.current("a"), 602 * MIB);
 }

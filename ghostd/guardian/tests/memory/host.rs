@@ -1,6 +1,7 @@
 //! A stand-in for the driver, a guardian, and tenants under the filter.
 
 use std::cell::RefCell;
+use std::ffi::OsString;
 use std::fs::{OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -100,26 +101,34 @@ impl Host {
         self.standin.dir()
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     pub(crate) fn start_guardian(&mut self, more: &[&str]) {
-        let child = Command::new(env!("CARGO_BIN_EXE_ghost-guardian"))
-            .arg("--socket")
-            .arg(self.at("guardian.sock"))
-            .arg("--broker-socket")
-            .arg(self.at("broker.sock"))
-            .arg("--state")
-            .arg(self.at("state"))
-            .arg("--dev-root")
-            .arg(self.dev())
-            .arg("--driver-version")
-            .arg(self.dev().join("proc/driver/nvidia/version"))
-            .args(more)
-            .env_remove("NOTIFY_SOCKET")
-            .spawn();
-        self.guardian = Some(Program(child.unwrap()));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ghost-guardian"));
+        command.args(self.arguments()).args(more);
+        self.start_as(command.env_remove("NOTIFY_SOCKET"));
+    }
+
+    /// What the guardian is told.
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
+        let paths = [
+            ("--socket", self.at("guardian.sock")),
+            ("--broker-socket", self.at("broker.sock")),
+            ("--state", self.at("state")),
+            ("--dev-root", self.dev().to_owned()),
+            (
+                "--driver-version",
+                self.dev().join("proc/driver/nvidia/version"),
+            ),
+        ];
+        let each = paths.map(|(name, path)| [name.into(), path.into_os_string()]);
+        each.concat()
+    }
+
+    pub(crate) fn start_as(&mut self, command: &mut Command) {
+        self.guardian = Some(Program(command.spawn().unwrap()));
         self.broker();
     }
 
