@@ -22,7 +22,7 @@ mod take;
 mod watch;
 pub mod wire;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,7 +100,8 @@ pub struct Broker {
     counts: Counters,
     news: Mutex<u64>,
     newer: Condvar,
-    notes: Mutex<Notes>,
+    /// What a person should know, by kind.
+    notes: Mutex<BTreeMap<String, String>>,
     /// Wakes the thread that watches.
     wake: EventFd,
 }
@@ -118,15 +119,8 @@ struct Counters {
     driver_ns: AtomicU64,
 }
 
-/// What a person should know: each kind once.
-#[derive(Debug, Default)]
-struct Notes {
-    told: BTreeSet<String>,
-    fresh: Vec<String>,
-}
-
-/// Kinds of notes that are remembered, and so not repeated.
-const MAX_NOTES: usize = 256;
+/// Kinds of notes that are kept; others are not told.
+const MAX_NOTES: usize = 64;
 
 impl Broker {
     /// Opens the journal in `state`, puts in order what the last broker left, and begins to
@@ -152,7 +146,7 @@ impl Broker {
             counts: Counters::default(),
             news: Mutex::new(1),
             newer: Condvar::new(),
-            notes: Mutex::new(Notes::default()),
+            notes: Mutex::default(),
             wake,
         });
         if found.damaged > 0 {
@@ -203,7 +197,8 @@ impl Broker {
                 let mut counted = 0;
                 for one in &seen {
                     // A lock for each: calls must not wait for a long list.
-                    match self.state().keeper.observe(one) {
+                    let observed = self.state().keeper.observe(one);
+                    match observed {
                         Ok(counts) => counted += usize::from(counts),
                         Err(error) => self.note("journal", chain(&error)),
                     }
@@ -239,7 +234,7 @@ impl Broker {
         let mut usage = self.state().usage();
         usage.news = news;
         usage.sessions = self.sessions.infos();
-        usage.notes = std::mem::take(&mut self.notes().fresh);
+        usage.notes = self.notes().values().cloned().collect();
         usage.counts = Counts {
             notifications: get(&counts.notifications),
             done: get(&counts.done),
@@ -277,11 +272,11 @@ impl Broker {
         let text = text.into();
         {
             let mut notes = self.notes();
-            let full = notes.told.len() >= MAX_NOTES;
-            if full || !notes.told.insert(kind.into()) {
+            let kind = kind.into();
+            if notes.len() >= MAX_NOTES || notes.contains_key(&kind) {
                 return;
             }
-            notes.fresh.push(text.clone());
+            notes.insert(kind, text.clone());
         }
         (self.settings.report)(&text);
         self.stir();
@@ -295,7 +290,7 @@ impl Broker {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn notes(&self) -> MutexGuard<'_, Notes> {
+    fn notes(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

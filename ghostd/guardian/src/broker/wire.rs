@@ -114,7 +114,7 @@ pub struct Usage {
     pub sessions: Vec<SessionInfo>,
     /// What was counted since the guardian started.
     pub counts: Counts,
-    /// What a person should know, each told once.
+    /// What a person should know, each kind once since the guardian started.
     pub notes: Vec<String>,
 }
 

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ghost_rm::abi::memory::{MemoryParams, Wrapper};
-use ghost_rm::abi::{Alloc, iowr};
+use ghost_rm::abi::memory::{MEMORY_INFO, MemoryParams, Wrapper};
+use ghost_rm::abi::{Alloc, ControlArgs, iowr};
 use ghost_rm::{AllocForm, Object, Status};
 use ghost_standin::tenant::Tenant as Program;
 
@@ -120,6 +120,11 @@ fn calls_that_are_not_the_drivers_or_are_wrapped_or_have_bad_addresses() {
     let Some(host) = Host::start(1) else { return };
     host.limit(&[("a", GIB)]);
     run(&host, "makes_odd_calls", |_| {});
+    let notes = host.usage().notes;
+    for named in ["class 0x82", "control 0x20801303", "ioctl 0x2b"] {
+        let told = notes.iter().filter(|note| note.contains(named)).count();
+        assert_eq!(told, 1, "{named}: {notes:?}");
+    }
 }
 
 #[test]
@@ -190,6 +195,22 @@ fn makes_odd_calls() {
     assert_eq!(ioctl(control, alloc, (&raw mut call) as u64), Ok(()));
     assert_eq!(Status(call.status), Status::OK);
     assert_eq!(params.size, 2 * MIB);
+    // A question in a form that this branch is not known to have.
+    let mut entries = [0_u32; 4];
+    let mut question = ControlArgs {
+        client: tenant.client().0,
+        object: tenant.subdevice().0,
+        cmd: MEMORY_INFO,
+        params: entries.as_mut_ptr() as u64,
+        params_size: 16,
+        ..ControlArgs::default()
+    };
+    let at = (&raw mut question) as u64;
+    assert_eq!(
+        ioctl(control, iowr(0x2A, size_of::<ControlArgs>()), at),
+        Ok(())
+    );
+    assert_eq!(Status(question.status), Status::NOT_SUPPORTED);
     // Another's client is not on this file.
     call.root += 0x100;
     assert_eq!(ioctl(control, alloc, (&raw mut call) as u64), Ok(()));
@@ -265,10 +286,9 @@ fn a_call_that_takes_too_long_is_answered_and_others_go_on_meanwhile() {
     let Some(host) = Host::start(1) else { return };
     host.limit(&[("a", GIB)]);
     run(&host, "keeps_the_broker_waiting", |_| {});
-    let counts = host.usage().counts;
-    assert_eq!(counts.late, 1);
-    let notes = host.usage().notes;
-    assert!(notes.is_empty(), "told once: {notes:?}");
+    let usage = host.usage();
+    assert_eq!(usage.counts.late, 1);
+    assert!(usage.notes[0].contains("EIO"), "{:?}", usage.notes);
 }
 
 #[test]
