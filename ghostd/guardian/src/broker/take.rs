@@ -212,16 +212,18 @@ impl Asked<'_> {
         })
     }
 
-    /// Frees what a call has made that comes again.
+    /// Frees what a call has made, in the driver and then in the books. It may not have been made,
+    /// and `fd` may be another file than it was made on: what is there yet stays charged.
     fn undo(&mut self, fd: BorrowedFd<'_>, id: MemoryId) {
-        count(&self.broker.counts.repeated, 1);
         if id.1 == Object(0) {
             return;
         }
-        // It may not have been made yet.
-        let _ = self.as_caller(|| Control::new(fd).free(id.0, id.0.as_object(), id.1));
-        let freed = self.broker.state().keeper.free(id);
-        self.broker.written(freed);
+        let freed = self.as_caller(|| Control::new(fd).free(id.0, id.0.as_object(), id.1));
+        let gone = || self.broker.driver.exists(id.0, id.1) == Some(false);
+        if matches!(freed, Ok(Ok(()))) || gone() {
+            let freed = self.broker.state().keeper.free(id);
+            self.broker.written(freed);
+        }
     }
 
     fn begin_as(&self, id: MemoryId, class: u32) -> books::Call {
@@ -240,7 +242,9 @@ impl Asked<'_> {
             .keeper
             .books()
             .call_of(&self.session.id, self.notification.tid);
-        before.is_some_and(|before| before.is_again(call))
+        let again = before.is_some_and(|before| before.is_again(call));
+        count(&self.broker.counts.repeated, again.into());
+        again
     }
 
     /// Charges, and writes down that the call is about to be done. Before it is refused, what is
@@ -334,9 +338,7 @@ impl Asked<'_> {
         let answer = self.write_back(params);
         if !matches!(answer, Answer::Return(Ok(_))) {
             self.made = None;
-            let _ = self.as_caller(|| Control::new(fd).free(id.0, id.0.as_object(), id.1));
-            let freed = self.broker.state().keeper.free(id);
-            self.broker.written(freed);
+            self.undo(fd, id);
         }
         self.broker.step(Step::Written);
         answer

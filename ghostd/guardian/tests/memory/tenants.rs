@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ghost_rm::abi::memory::{MEMORY_INFO, MemoryParams, Wrapper};
 use ghost_rm::abi::{Alloc, ControlArgs, iowr};
-use ghost_rm::{AllocForm, Object, Status};
+use ghost_rm::{AllocForm, Control, Object, Status};
 use ghost_standin::tenant::Tenant as Program;
 
 use super::host::{GIB, Host, MIB, until};
@@ -216,6 +216,38 @@ fn makes_odd_calls() {
     assert_eq!(ioctl(control, alloc, (&raw mut call) as u64), Ok(()));
     assert_eq!(Status(call.status), Status::INVALID_CLIENT);
     tenant.free(Object(0x77)).unwrap();
+}
+
+#[test]
+fn a_call_that_is_made_again_on_another_file_frees_no_charge() {
+    let Some(host) = Host::start(1) else { return };
+    host.limit(&[("a", GIB)]);
+    run(&host, "repeats_on_another_file", |_| {});
+}
+
+#[test]
+#[ignore = "a tenant of another test"]
+fn repeats_on_another_file() {
+    let tenant = open();
+    let dev = PathBuf::from(std::env::var_os(DEV).unwrap());
+    let node = dev.join("nvidiactl");
+    let other = File::options().read(true).write(true).open(node).unwrap();
+    let mut params = tenant.memory_params(600 * MIB);
+    let mut alloc = |fd: BorrowedFd<'_>| {
+        let handle = Object(0x77);
+        let (client, device) = (tenant.client(), tenant.device());
+        let form = AllocForm::WithRights;
+        let params = Some(&mut params);
+        status(Control::new(fd).alloc(form, client, device, handle, 0x40, params))
+    };
+    assert_eq!(alloc(tenant.fd()), Status::OK);
+    assert_ne!(alloc(other.as_fd()), Status::OK);
+    assert_eq!(status(tenant.alloc(600 * MIB)), Status::NO_MEMORY);
+    // On its own file it is taken for one whose answer was lost.
+    assert_eq!(alloc(tenant.fd()), Status::OK);
+    assert_eq!(status(tenant.alloc(600 * MIB)), Status::NO_MEMORY);
+    tenant.free(Object(0x77)).unwrap();
+    assert_eq!(status(tenant.alloc(600 * MIB)), Status::OK);
 }
 
 #[test]
