@@ -286,7 +286,8 @@ impl Backend for Stock {
         notes.extend(self.memory.notes());
         if self.memory.problem().is_none() {
             notes.push(
-                "managed memory (UVM) is taken inside the kernel: it is counted, and held by no limit"
+                "managed memory (UVM) is taken inside the kernel: no limit holds it, and the driver \
+                 names no owner of it"
                     .to_owned(),
             );
         }

@@ -19,15 +19,16 @@ pub(crate) const GROUP_ID: u32 = 65534;
 /// Ghost on a stand-in, and a root for containers.
 pub(crate) struct Host {
     // Stopped before the driver goes away.
-    _ghostd: Daemon,
-    _guardian: Daemon,
+    pub(crate) ghostd: Daemon,
+    pub(crate) guardian: Daemon,
     pub(crate) driver: Mounted,
     dir: tempfile::TempDir,
 }
 
 /// Killed when dropped; says what it said where a test failed.
-struct Daemon {
+pub(crate) struct Daemon {
     child: Child,
+    command: Command,
     log: PathBuf,
 }
 
@@ -35,7 +36,22 @@ impl Daemon {
     fn start(mut command: Command, log: PathBuf) -> Daemon {
         let file = fs::File::create(&log).unwrap();
         let child = command.stderr(file).spawn().unwrap();
-        Daemon { child, log }
+        Daemon {
+            child,
+            command,
+            log,
+        }
+    }
+
+    /// It ends without a chance to say so.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// It begins again.
+    pub(crate) fn start_again(&mut self) {
+        self.child = self.command.spawn().unwrap();
     }
 }
 
@@ -115,8 +131,8 @@ impl Host {
         let mut ghostd = Command::new(program("ghostd"));
         ghostd.arg("--config").arg(at("ghostd.toml"));
         let host = Host {
-            _ghostd: Daemon::start(ghostd, at("ghostd.log")),
-            _guardian: guardian,
+            ghostd: Daemon::start(ghostd, at("ghostd.log")),
+            guardian,
             driver,
             dir,
         };

@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "not every test program uses all of it")]
 #[path = "../common/mod.rs"]
 mod common;
+mod deaths;
 mod host;
 mod oci;
 mod run;
