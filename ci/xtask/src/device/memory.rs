@@ -131,7 +131,8 @@ fn refusals(lab: &mut Lab, node: &Node) -> Result<()> {
             "",
             Limit::Within(0.0),
         ));
-        let left = take.used()? - per_process(take.pid)?;
+        // CUDA keeps the total that it was told at its start.
+        let left = used + 256.0 * MIB - take.ask("info")?[1] - per_process(take.pid)?;
         lab.report.push(Check::new(
             format!("{kind} refused: charged beyond the driver's count"),
             0.0,
