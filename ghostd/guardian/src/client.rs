@@ -90,16 +90,7 @@ impl Guardian {
     ///
     /// [`ClientError::Connect`].
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
-        let connect = || {
-            let stream = UnixStream::connect(path)?;
-            stream.set_read_timeout(Some(timeout))?;
-            stream.set_write_timeout(Some(timeout))?;
-            Ok(stream)
-        };
-        let stream = connect().map_err(|source| ClientError::Connect {
-            path: path.to_owned(),
-            source,
-        })?;
+        let stream = connect(path, timeout)?;
         Ok(Self {
             path: path.to_owned(),
             stream,
@@ -227,6 +218,19 @@ impl Guardian {
             }
         }
     }
+}
+
+/// A stream to the socket at `path`, on which no read or write takes longer than `timeout`.
+pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<UnixStream, ClientError> {
+    let connected = UnixStream::connect(path).and_then(|stream| {
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        Ok(stream)
+    });
+    connected.map_err(|source| ClientError::Connect {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 enum Exchange {

@@ -12,7 +12,7 @@ use ghost_notify::pass;
 
 use super::books::{CardInfo, Observed, SessionId};
 use super::wire::{Ask, MAX_BODY, MAX_WAIT_MS, Reply, Usage};
-use crate::client::ClientError;
+use crate::client::{ClientError, connect};
 use crate::protocol;
 
 /// A connection to the broker. After any error but [`ClientError::Refused`] connect anew, and give
@@ -45,20 +45,10 @@ impl Broker {
     ///
     /// [`ClientError::Connect`].
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
-        let connect = || {
-            let stream = UnixStream::connect(path)?;
-            stream.set_read_timeout(Some(timeout))?;
-            stream.set_write_timeout(Some(timeout))?;
-            Ok(stream)
-        };
-        let stream = connect().map_err(|source| ClientError::Connect {
-            path: path.to_owned(),
-            source,
-        })?;
         Ok(Self {
             path: path.to_owned(),
             timeout,
-            stream,
+            stream: connect(path, timeout)?,
             input: Vec::new(),
             fds: Vec::new(),
         })
