@@ -1,5 +1,6 @@
 //! Work done with another user's rights, on one thread.
 
+use std::cell::Cell;
 use std::io;
 
 use crate::thread::Credentials;
@@ -23,10 +24,30 @@ struct Capabilities {
     inheritable: u32,
 }
 
+/// What this thread's rights are while it does nothing for a tenant. Nobody else
+/// changes them, so the kernel is asked once.
+#[derive(Clone, Copy)]
+struct Own {
+    uid: u32,
+    gid: u32,
+    capabilities: [Capabilities; 2],
+    /// Whether the kernel takes the effective capabilities with root's user, and
+    /// gives back the same with it.
+    by_user: bool,
+}
+
+thread_local! {
+    static OWN: Cell<Option<Own>> = const { Cell::new(None) };
+}
+
 /// Calls `f` on this thread with the effective user and group of `who` and
 /// without capabilities; other threads keep theirs. Whoever may ask the kernel
 /// about this process's *real* user is not deceived, and `who` may not signal
 /// or trace it.
+///
+/// The group stays afterwards, until the thread works for another one: a change
+/// costs as much as the call that it is for. What the thread must not do with
+/// another's group, as to make files for that group to read, it must not do.
 ///
 /// The process is aborted if its own rights cannot be had back, also after a
 /// panic of `f`.
@@ -35,40 +56,75 @@ struct Capabilities {
 ///
 /// errno, if the rights cannot be taken; `f` was not called then.
 pub fn as_tenant<R>(who: Credentials, f: impl FnOnce() -> R) -> io::Result<R> {
-    let restore = Restore {
-        // SAFETY: these take nothing and cannot fail.
-        uid: unsafe { libc::geteuid() },
-        // SAFETY: as above.
-        gid: unsafe { libc::getegid() },
-        capabilities: capabilities()?,
+    let own = match OWN.get() {
+        Some(own) => own,
+        None => own()?,
     };
     // The group first, while there is a right to change it.
-    set_group(who.gid)?;
-    set_user(who.uid)?;
-    let mut none = restore.capabilities;
-    for word in &mut none {
-        word.effective = 0;
+    if own.gid != who.gid {
+        set_group(who.gid)?;
     }
-    set_capabilities(&none)?;
+    let mut restore = Restore {
+        own,
+        user: false,
+        capabilities: false,
+    };
+    OWN.set(Some(Own {
+        gid: who.gid,
+        ..own
+    }));
+    if own.uid != who.uid {
+        set_user(who.uid)?;
+        restore.user = true;
+    }
+    if !(restore.user && own.by_user) {
+        let mut none = own.capabilities;
+        for word in &mut none {
+            word.effective = 0;
+        }
+        set_capabilities(&none)?;
+        restore.capabilities = true;
+    }
     let result = f();
     drop(restore);
     Ok(result)
 }
 
+fn own() -> io::Result<Own> {
+    // SAFETY: these take nothing and cannot fail.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let capabilities = capabilities()?;
+    // SAFETY: this prctl takes an integer.
+    let bits = unsafe { libc::prctl(libc::PR_GET_SECUREBITS) };
+    let all = capabilities.iter().all(|c| c.effective == c.permitted);
+    Ok(Own {
+        uid,
+        gid,
+        capabilities,
+        by_user: uid == 0 && all && bits & libc::SECBIT_NO_SETUID_FIXUP == 0,
+    })
+}
+
 struct Restore {
-    uid: u32,
-    gid: u32,
-    capabilities: [Capabilities; 2],
+    own: Own,
+    user: bool,
+    capabilities: bool,
 }
 
 impl Drop for Restore {
     fn drop(&mut self) {
+        let Own {
+            uid, capabilities, ..
+        } = self.own;
         // Capabilities first, for the right to the rest, and again, because a
         // change of the user changes them.
-        let restored = set_capabilities(&self.capabilities)
-            .and_then(|()| set_user(self.uid))
-            .and_then(|()| set_group(self.gid))
-            .and_then(|()| set_capabilities(&self.capabilities));
+        let all = || set_capabilities(&capabilities);
+        let restored = match (self.user, self.capabilities) {
+            (true, true) => all().and_then(|()| set_user(uid)).and_then(|()| all()),
+            (true, false) => set_user(uid),
+            (false, true) => all(),
+            (false, false) => Ok(()),
+        };
         if restored.is_err() {
             std::process::abort();
         }

@@ -174,8 +174,15 @@ impl Listener {
 
     /// `None`: the call that was seen is gone, or this was interrupted.
     fn take(&self) -> Result<Option<Notification>, NotifyError> {
-        let size = notification_size()?;
-        let mut buffer = vec![0_u64; size.div_ceil(8)];
+        // On the stack as long as the kernel's is not much longer than what is known.
+        let (mut few, mut many) = ([0_u64; 32], Vec::new());
+        let buffer = match notification_size()?.div_ceil(8) {
+            words if words <= few.len() => &mut few[..],
+            words => {
+                many.resize(words, 0);
+                &mut many[..]
+            }
+        };
         // SAFETY: the kernel writes one notification of the size it named;
         // the buffer is that long, zeroed as it asks, and aligned.
         let got = unsafe {

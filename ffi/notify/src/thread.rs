@@ -137,7 +137,9 @@ impl Thread {
             Some(libc::EBADF) => ProcError::NoSuchFd { pid: self.tid, fd },
             _ => error(self.tid, "pidfd_getfd", e),
         })?;
-        if self.is_alive() {
+        // It was the held thread's, who lived; one held by its process may have
+        // been another by then.
+        if self.by_process.is_none() || self.is_alive() {
             Ok(f(duplicate.as_fd()))
         } else {
             Err(ProcError::Gone { pid: self.tid })
@@ -161,41 +163,21 @@ impl Thread {
         }
     }
 
-    /// Its memory, as of now. It is the memory that a waiting call's addresses
-    /// mean if the call waits still after this returned.
-    ///
-    /// # Errors
-    ///
-    /// [`ProcError::Gone`], [`ProcError::Denied`], [`ProcError::System`].
-    pub fn memory(&self) -> Result<Memory, ProcError> {
-        let (pid, tid) = (self.process.pid, self.tid);
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(format!("/proc/{pid}/task/{tid}/mem"))
-            .map_err(|e| error(tid, "opening /proc/PID/task/TID/mem", e))?;
-        if self.is_alive() {
-            Ok(Memory { tid, file })
-        } else {
-            Err(ProcError::Gone { pid: tid })
-        }
-    }
-
     /// The effective user and group that it has now.
     ///
     /// # Errors
     ///
     /// [`ProcError::Gone`], [`ProcError::System`].
     pub fn credentials(&self) -> Result<Credentials, ProcError> {
-        let found = match self.info(libc::PIDFD_INFO_CREDS) {
-            Some(info) => Credentials {
+        if let Some(info) = self.info(libc::PIDFD_INFO_CREDS) {
+            return Ok(Credentials {
                 uid: info.euid,
                 gid: info.egid,
-            },
-            None => Credentials {
-                uid: status_field(self.tid, "Uid:", 1)?,
-                gid: status_field(self.tid, "Gid:", 1)?,
-            },
+            });
+        }
+        let found = Credentials {
+            uid: status_field(self.tid, "Uid:", 1)?,
+            gid: status_field(self.tid, "Gid:", 1)?,
         };
         if self.is_alive() {
             Ok(found)
@@ -206,6 +188,55 @@ impl Thread {
 }
 
 impl Memory {
+    /// The memory that whichever thread has `tid` now has now. It is the one that
+    /// a waiting call's addresses mean if the call waits still after this returned.
+    ///
+    /// # Errors
+    ///
+    /// [`ProcError::Gone`], [`ProcError::Denied`], [`ProcError::System`].
+    pub fn open(tid: i32) -> Result<Self, ProcError> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(format!("/proc/{tid}/mem"))
+            .map_err(|e| error(tid, "opening /proc/TID/mem", e))?;
+        Ok(Self { tid, file })
+    }
+
+    /// Reads `into.len()` bytes at `addr`, all or an error, of whichever thread has
+    /// `tid` now. They are what a waiting call's address means if the call waits
+    /// still after this returned. Cheaper than to open it, where it is to be read
+    /// only; memory that the thread itself may not read is none.
+    ///
+    /// # Errors
+    ///
+    /// [`ProcError::Gone`], [`ProcError::Denied`]; [`ProcError::System`]: no memory
+    /// there.
+    pub fn peek(tid: i32, addr: u64, into: &mut [u8]) -> Result<(), ProcError> {
+        let (len, call) = (into.len(), "process_vm_readv");
+        let local = libc::iovec {
+            iov_base: into.as_mut_ptr().cast(),
+            iov_len: len,
+        };
+        let remote = libc::iovec {
+            iov_base: addr as *mut libc::c_void,
+            iov_len: len,
+        };
+        // SAFETY: the kernel writes at most `len` bytes to `into`; the other
+        // address is another's, and read by the kernel with that one's rights.
+        let read =
+            unsafe { libc::process_vm_readv(tid, &raw const local, 1, &raw const remote, 1, 0) };
+        match usize::try_from(read) {
+            Ok(read) if read == len => Ok(()),
+            Ok(_) => Err(ProcError::System {
+                pid: tid,
+                call,
+                source: io::Error::from_raw_os_error(libc::EFAULT),
+            }),
+            Err(_) => Err(error(tid, call, io::Error::last_os_error())),
+        }
+    }
+
     /// Reads `into.len()` bytes at `addr`, all or an error. What the memory's
     /// protection says is not asked.
     ///
@@ -299,7 +330,7 @@ mod tests {
                 assert_eq!(file, own.with_fd(0, file_of).unwrap());
                 let word = 0x6768_6f73_u32;
                 let mut read = [0; 4];
-                let memory = held.memory().unwrap();
+                let memory = Memory::open(tid).unwrap();
                 memory.read(&raw const word as u64, &mut read).unwrap();
                 assert_eq!(u32::from_ne_bytes(read), word);
                 held
