@@ -7,21 +7,20 @@
 //! caller may change until then: such calls must not take device memory as far as is known, and
 //! what is known to take it in another form is refused.
 
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ghost_notify::{Ioctl, Memory, Notification, ProcError, Thread, as_tenant};
+use ghost_model::ProcId;
+use ghost_notify::{Credentials, Memory, Notification, ProcError, Thread, as_tenant};
 use ghost_rm::abi::memory::{CLASS_DEVICE_MEMORY, MemoryParams};
-use ghost_rm::abi::{CLASS_CHANNEL_GROUP, CLASS_DEVICE, ESC_RM_CONTROL};
+use ghost_rm::abi::{CLASS_CHANNEL_GROUP, CLASS_DEVICE};
 use ghost_rm::tenant::{
     self, AllocCall, Call, FreeCall, HeapCall, HeapFunction, argument_size, set_status,
 };
 use ghost_rm::{Control, RmError, Status};
 use nix::errno::Errno;
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::Pid;
 
 use super::books::{MemoryId, Refusal};
 use super::journal::KeepError;
@@ -55,26 +54,39 @@ pub(super) enum Answer {
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) answer: Answer,
-    /// What it made, to be given back if the caller never learns of it: the caller's descriptor,
-    /// and the object.
-    made: Option<(RawFd, MemoryId)>,
+    /// What it made, to be given back if the caller never learns of it.
+    made: Option<Made>,
     /// Until its answer is delivered, no other call of the thread is done.
     _alone: Option<Alone>,
 }
 
+/// An object that a call made.
+#[derive(Debug)]
+struct Made {
+    thread: Arc<Thread>,
+    who: Credentials,
+    fd: RawFd,
+    id: MemoryId,
+}
+
 /// A call that is being decided.
+///
+/// First all is looked up that it takes: the argument, the descriptor, the caller's rights. That the
+/// call waits still after that proves it all to be the caller's, and then something is done.
 pub(super) struct Asked<'a> {
     pub(super) broker: &'a Broker,
     pub(super) session: &'a Arc<Session>,
     pub(super) notification: &'a Notification,
-    pub(super) thread: Arc<Thread>,
-    pub(super) memory: Memory,
     pub(super) fd: RawFd,
     /// Of the call itself, without its wrapper, as what follows.
     pub(super) cmd: u32,
     at: u64,
     pub(super) argument: Vec<u8>,
-    pub(super) made: Option<(RawFd, MemoryId)>,
+    /// The argument as it was read.
+    before: Vec<u8>,
+    /// Who calls, once that is looked up.
+    caller: Option<(Arc<Thread>, Credentials)>,
+    made: Option<Made>,
     alone: Option<Alone>,
 }
 
@@ -100,28 +112,16 @@ pub(super) fn decide(broker: &Broker, session: &Arc<Session>, call: &Notificatio
     let Some(size) = argument_size(ioctl.cmd) else {
         return only(Answer::Allow);
     };
-    if lets_pass(broker, call.tid, ioctl, size) {
-        return only(Answer::Allow);
-    }
-    let reached = session
-        .thread(call.tid)
-        .and_then(|thread| Ok((thread.memory()?, thread)));
-    let waits = session.listener.still_waits(call.id);
-    let (memory, thread) = match reached {
-        Ok(reached) if waits => reached,
-        Err(error) if waits => return only(unreached(broker, &error)),
-        _ => return only(Answer::Gone),
-    };
     let mut asked = Asked {
         broker,
         session,
         notification: call,
-        thread,
-        memory,
         fd: ioctl.fd,
         cmd: ioctl.cmd,
         at: ioctl.arg,
         argument: vec![0; size],
+        before: Vec::new(),
+        caller: None,
         made: None,
         alone: None,
     };
@@ -133,45 +133,15 @@ pub(super) fn decide(broker: &Broker, session: &Arc<Session>, call: &Notificatio
     }
 }
 
-/// Whether it is a control that asks nothing of ours: most calls of a program are, so it is looked
-/// at in the cheapest way. Whose memory this reads matters as little as that the caller may change
-/// it afterwards, since the kernel does such a call in any case.
-fn lets_pass(broker: &Broker, tid: i32, ioctl: Ioctl, size: usize) -> bool {
-    if ioctl.cmd as u8 != ESC_RM_CONTROL {
-        return false;
-    }
-    let mut bytes = vec![0; size];
-    let from = RemoteIoVec {
-        base: ioctl.arg as usize,
-        len: size,
-    };
-    let into = &mut [IoSliceMut::new(&mut bytes)];
-    let read = process_vm_readv(Pid::from_raw(tid), into, &[from]);
-    if read != Ok(size) {
-        return false;
-    }
-    match tenant::parse(ioctl.cmd, &bytes) {
-        Ok(Call::Control(control)) => !broker.is_question(&control),
-        _ => false,
-    }
-}
-
 /// The caller will never learn what its call made.
-pub(super) fn give_back(
-    broker: &Broker,
-    session: &Session,
-    call: &Notification,
-    outcome: &Outcome,
-) {
-    let Some((fd, id)) = outcome.made else {
+pub(super) fn give_back(broker: &Broker, outcome: &Outcome) {
+    let Some(made) = &outcome.made else {
         return;
     };
-    let freed = session.thread(call.tid).and_then(|thread| {
-        let who = thread.credentials()?;
-        thread.with_fd(fd, |fd| {
-            let free = || Control::new(fd).free(id.0, id.0.as_object(), id.1);
-            broker.driver.owns(fd).then(|| as_tenant(who, free))
-        })
+    let id = made.id;
+    let freed = made.thread.with_fd(made.fd, |fd| {
+        let free = || Control::new(fd).free(id.0, id.0.as_object(), id.1);
+        broker.driver.owns(fd).then(|| as_tenant(made.who, free))
     });
     if matches!(freed, Ok(Some(Ok(Ok(()))))) {
         let written = broker.state().keeper.free(id);
@@ -189,8 +159,8 @@ fn unreached(broker: &Broker, error: &ProcError) -> Answer {
 
 impl Asked<'_> {
     fn decide(&mut self) -> Answer {
-        if self.memory.read(self.at, &mut self.argument).is_err() {
-            return self.unreadable();
+        if let Err(error) = self.read_argument() {
+            return self.unreadable(&error);
         }
         let mut call = tenant::parse(self.cmd, &self.argument);
         if let Ok(Call::Wrapped(wrapped)) = call {
@@ -200,8 +170,8 @@ impl Asked<'_> {
             };
             (self.cmd, self.at) = (cmd, wrapped.at);
             self.argument = vec![0; size];
-            if self.memory.read(self.at, &mut self.argument).is_err() {
-                return self.unreadable();
+            if let Err(error) = self.read_argument() {
+                return self.unreadable(&error);
             }
             call = tenant::parse(self.cmd, &self.argument);
         }
@@ -221,16 +191,42 @@ impl Asked<'_> {
         }
     }
 
+    fn read_argument(&mut self) -> Result<(), ProcError> {
+        Memory::peek(self.notification.tid, self.at, &mut self.argument)
+    }
+
+    /// Reads the caller's memory.
+    pub(super) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), ProcError> {
+        Memory::peek(self.notification.tid, at, into)
+    }
+
     /// The driver can read, through mappings of its own, what cannot be read from here: it must
     /// not.
-    fn unreadable(&mut self) -> Answer {
-        self.on_driver(|_, _| Answer::Return(Err(Errno::EFAULT as i32)))
+    fn unreadable(&mut self, error: &ProcError) -> Answer {
+        match error {
+            ProcError::System { .. } => {
+                self.on_driver(|_, _| Answer::Return(Err(Errno::EFAULT as i32)))
+            }
+            error => self.unreached(error),
+        }
+    }
+
+    fn unreached(&self, error: &ProcError) -> Answer {
+        if self.waits() {
+            unreached(self.broker, error)
+        } else {
+            Answer::Gone
+        }
+    }
+
+    fn waits(&self) -> bool {
+        self.session.listener.still_waits(self.notification.id)
     }
 
     fn alloc(&mut self, alloc: &AllocCall) -> Answer {
         let (client, parent) = (alloc.client, alloc.parent);
         match alloc.class {
-            CLASS_DEVICE_MEMORY => self.on_driver(|asked, fd| asked.device_memory(fd, alloc)),
+            CLASS_DEVICE_MEMORY => self.device_memory(alloc),
             class if OTHER_MEMORY.contains(&class) => self.refuse_class(class),
             CLASS_DEVICE if parent == client.as_object() => self.on_driver(|asked, fd| {
                 let _ = asked.learn(fd, client);
@@ -300,28 +296,71 @@ impl Asked<'_> {
         &mut self,
         f: impl FnOnce(&mut Self, BorrowedFd<'_>) -> Answer,
     ) -> Answer {
-        let thread = self.thread.clone();
-        self.alone = Some(self.session.alone(self.notification.tid));
-        let answer = thread.with_fd(self.fd, |fd| match self.broker.driver.owns(fd) {
-            true => f(self, fd),
-            false => Answer::Allow,
-        });
-        match answer {
-            Ok(answer) => answer,
-            Err(ProcError::NoSuchFd { .. }) => Answer::Allow,
-            Err(_) if !self.session.listener.still_waits(self.notification.id) => Answer::Gone,
-            Err(error) => unreached(self.broker, &error),
+        let (session, tid) = (self.session, self.notification.tid);
+        self.before.clone_from(&self.argument);
+        self.alone = Some(session.alone(tid));
+        let mut f = Some(f);
+        let mut with = |thread: Arc<Thread>| {
+            thread.with_fd(self.fd, |fd| {
+                if !self.broker.driver.owns(fd) {
+                    return Ok(Answer::Allow);
+                }
+                let who = thread.credentials()?;
+                if !self.waits() {
+                    return Ok(Answer::Gone);
+                }
+                self.caller = Some((thread.clone(), who));
+                Ok(f.take().map_or(Answer::Gone, |f| f(self, fd)))
+            })
+        };
+        // One that is known from an earlier call may be gone, and its number another's.
+        let mut answer = session.known(tid).map(&mut with);
+        if matches!(answer, None | Some(Err(ProcError::Gone { .. }))) {
+            answer = Some(session.thread(tid).and_then(with));
+        }
+        match answer.map(Result::flatten) {
+            None => Answer::Gone,
+            Some(Ok(answer)) => answer,
+            Some(Err(ProcError::NoSuchFd { .. })) => Answer::Allow,
+            Some(Err(error)) => self.unreached(&error),
         }
     }
 
     /// Does something with the caller's rights.
     pub(super) fn as_caller<R>(&self, f: impl FnOnce() -> R) -> io::Result<R> {
-        let who = self.thread.credentials().map_err(io::Error::other)?;
+        let (_, who) = self.caller.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let begin = Instant::now();
-        let result = as_tenant(who, f);
+        let result = as_tenant(*who, f);
         let spent = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
         count(&self.broker.counts.driver_ns, spent);
         result
+    }
+
+    /// The caller's process.
+    pub(super) fn process(&self) -> Option<ProcId> {
+        let (thread, _) = self.caller.as_ref()?;
+        let process = thread.process();
+        Some(ProcId {
+            pid: process.pid.cast_unsigned(),
+            start: process.start_ticks,
+        })
+    }
+
+    /// The call made something: if the caller never learns of it, it is given back.
+    pub(super) fn has_made(&mut self, id: MemoryId) {
+        let fd = self.fd;
+        let caller = self.caller.clone();
+        self.made = caller.map(|(thread, who)| Made {
+            thread,
+            who,
+            fd,
+            id,
+        });
+    }
+
+    /// It is given back already.
+    pub(super) fn has_made_nothing(&mut self) {
+        self.made = None;
     }
 
     /// Does the call, with the copies.
@@ -341,9 +380,29 @@ impl Asked<'_> {
     /// Gives the caller the copies, as the driver or we have changed them.
     pub(super) fn write_back(&mut self, params: Option<&Params>) -> Answer {
         let params = params.and_then(|p| Some((p.at, p.bytes.get(..p.length)?)));
-        let written = params
-            .map_or(Ok(()), |(at, bytes)| self.memory.write(at, bytes))
-            .and_then(|()| self.memory.write(self.at, &self.argument));
+        // The most frequent answer is what stood there.
+        let argument = (self.argument != self.before).then_some((self.at, &self.argument[..]));
+        self.write(params.into_iter().chain(argument))
+    }
+
+    /// Writes to the caller's memory, and answers that the call was done.
+    ///
+    /// Its memory is opened for that, and then seen to be the caller's: a number could be another
+    /// process's by now, or its program another one, that must not be written to.
+    pub(super) fn write<'b>(&self, pieces: impl Iterator<Item = (u64, &'b [u8])>) -> Answer {
+        let mut pieces = pieces.peekable();
+        if pieces.peek().is_none() {
+            return Answer::Return(Ok(0));
+        }
+        let memory = Memory::open(self.notification.tid);
+        if !self.waits() {
+            return Answer::Gone;
+        }
+        let memory = match memory {
+            Ok(memory) => memory,
+            Err(error) => return unreached(self.broker, &error),
+        };
+        let written = pieces.try_for_each(|(at, bytes)| memory.write(at, bytes));
         Answer::Return(match written {
             Ok(()) => Ok(0),
             Err(_) => Err(Errno::EFAULT as i32),
@@ -387,7 +446,7 @@ impl Asked<'_> {
     pub(super) fn not_done(&mut self, error: &io::Error) -> Answer {
         match error.raw_os_error() {
             Some(errno) => Answer::Return(Err(errno)),
-            None if !self.thread.is_alive() => Answer::Gone,
+            None if !self.waits() => Answer::Gone,
             None => {
                 let number = self.cmd as u8;
                 let text = format!("ioctl {number:#x} was refused: {}", chain(error));

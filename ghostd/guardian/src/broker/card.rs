@@ -67,13 +67,13 @@ impl Asked<'_> {
             bytes: vec![0; length],
             length,
         };
-        let read = self.memory.read(params.at, &mut params.bytes);
+        let read = self.read(params.at, &mut params.bytes);
         let list = query.list(&params.bytes);
         params
             .bytes
             .resize(length + list.map_or(0, |list| list.size), 0);
         let rest = params.bytes.get_mut(length..).unwrap_or_default();
-        let read = read.and_then(|()| list.map_or(Ok(()), |list| self.memory.read(list.at, rest)));
+        let read = read.and_then(|()| list.map_or(Ok(()), |list| self.read(list.at, rest)));
         if read.is_err() {
             return Answer::Return(Err(Errno::EFAULT as i32));
         }
@@ -90,10 +90,9 @@ impl Asked<'_> {
         }
         card::rewrite(query, &asked, &mut params.bytes, &card);
         let rest = params.bytes.get(length..).unwrap_or_default();
-        let written = list.map_or(Ok(()), |list| self.memory.write(list.at, rest));
-        match written {
-            Ok(()) => self.write_back(Some(&params)),
-            Err(_) => Answer::Return(Err(Errno::EFAULT as i32)),
+        match self.write(list.map(|list| (list.at, rest)).into_iter()) {
+            Answer::Return(Ok(_)) => self.write_back(Some(&params)),
+            answer => answer,
         }
     }
 
@@ -133,7 +132,7 @@ impl Asked<'_> {
             false => Default::default(),
         };
         drop(state);
-        let seen_by = self.pid();
+        let seen_by = self.process()?.pid;
         let pids = own.into_iter().filter_map(|process| pid(process, seen_by));
         Some(card::Card {
             total: view.total.0,
@@ -144,7 +143,7 @@ impl Asked<'_> {
 }
 
 /// A process as another one counts it; `None` if that one cannot see it, or it is gone.
-fn pid(process: ProcId, seen_by: i32) -> Option<Pid> {
+fn pid(process: ProcId, seen_by: u32) -> Option<Pid> {
     let space = |pid: &str| std::fs::read_link(PathBuf::from(format!("/proc/{pid}/ns/pid"))).ok();
     let theirs = space(&seen_by.to_string())?;
     let host = process.pid;

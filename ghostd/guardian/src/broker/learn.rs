@@ -11,7 +11,9 @@ use super::calls::{Answer, Asked};
 impl Asked<'_> {
     /// Sees to it that a client, which the caller says is on its file, is known.
     pub(super) fn learn(&mut self, fd: BorrowedFd<'_>, client: Client) -> Result<(), Answer> {
-        let process = self.process();
+        let Some(process) = self.process() else {
+            return Err(Answer::Gone);
+        };
         let owner = {
             let state = self.broker.state();
             state.keeper.books().tenant(client).map(|t| t.owner)
@@ -34,18 +36,6 @@ impl Asked<'_> {
         self.broker.hold(process);
         self.broker.stir();
         Ok(())
-    }
-
-    pub(super) fn pid(&self) -> i32 {
-        self.thread.process().pid
-    }
-
-    fn process(&self) -> ProcId {
-        let process = self.thread.process();
-        ProcId {
-            pid: process.pid.cast_unsigned(),
-            start: process.start_ticks,
-        }
     }
 
     /// Where a process is charged for the clients that it makes.

@@ -5,7 +5,7 @@
 //! replaced as the receiver, and ends when it is done. A call that is kept longer than
 //! [`DEADLINE`] is answered `EIO`; what it gets from the driver afterwards is given back.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -75,8 +75,15 @@ pub(super) struct Session {
     workers: Mutex<Vec<Arc<Slot>>>,
     /// Guards which threads have a call that is being done. A call that begins again while the
     /// first is in the driver yet waits for that.
-    busy: Mutex<BTreeSet<i32>>,
+    busy: Mutex<Busy>,
     idle: Condvar,
+}
+
+/// The threads that have a call that is being done, and how many calls wait for one of them.
+#[derive(Debug, Default)]
+struct Busy {
+    tids: Vec<i32>,
+    waiting: usize,
 }
 
 /// The right to do a thread's call.
@@ -88,8 +95,14 @@ pub(super) struct Alone {
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        self.session.busy().remove(&self.tid);
-        self.session.idle.notify_all();
+        let mut busy = self.session.busy();
+        busy.tids.retain(|tid| *tid != self.tid);
+        let waited_for = busy.waiting > 0;
+        drop(busy);
+        // To wake nobody costs a system call.
+        if waited_for {
+            self.session.idle.notify_all();
+        }
     }
 }
 
@@ -177,13 +190,13 @@ impl Sessions {
 }
 
 impl Session {
+    /// The thread that had a number when its last call was done. It may be gone.
+    pub(super) fn known(&self, tid: i32) -> Option<Arc<Thread>> {
+        self.threads().get(&tid).cloned()
+    }
+
     /// The thread that makes a call, while the call waits: look whether it does afterwards.
     pub(super) fn thread(&self, tid: i32) -> Result<Arc<Thread>, ProcError> {
-        if let Some(known) = self.threads().get(&tid)
-            && known.is_alive()
-        {
-            return Ok(known.clone());
-        }
         let thread = Arc::new(Thread::open(tid)?);
         let mut threads = self.threads();
         if threads.len() >= MAX_THREADS {
@@ -196,14 +209,18 @@ impl Session {
     /// Waits until no other call of the thread is being done.
     pub(super) fn alone(self: &Arc<Self>, tid: i32) -> Alone {
         let mut busy = self.busy();
-        while !busy.insert(tid) {
+        while busy.tids.contains(&tid) {
+            busy.waiting += 1;
             busy = self.idle.wait(busy).unwrap_or_else(PoisonError::into_inner);
+            busy.waiting -= 1;
         }
+        busy.tids.push(tid);
+        drop(busy);
         let session = self.clone();
         Alone { session, tid }
     }
 
-    fn busy(&self) -> MutexGuard<'_, BTreeSet<i32>> {
+    fn busy(&self) -> MutexGuard<'_, Busy> {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -361,7 +378,7 @@ impl Broker {
                 Ok(Delivered::Yes) => {}
                 Ok(Delivered::No) => {
                     count(&self.counts.undelivered, 1);
-                    calls::give_back(self, session, call, &outcome);
+                    calls::give_back(self, &outcome);
                 }
                 Err(error) => {
                     let text = format!("session {}: an answer: {}", session.id, chain(&error));
@@ -369,7 +386,7 @@ impl Broker {
                 }
             }
         } else {
-            calls::give_back(self, session, call, &outcome);
+            calls::give_back(self, &outcome);
         }
         count(&self.counts.spent_ns, nanos(begin.elapsed()));
     }

@@ -33,18 +33,18 @@ pub(super) struct Take {
 }
 
 impl Asked<'_> {
-    pub(super) fn device_memory(&mut self, fd: BorrowedFd<'_>, alloc: &AllocCall) -> Answer {
+    pub(super) fn device_memory(&mut self, alloc: &AllocCall) -> Answer {
         let Some(branch) = self.broker.driver.branch() else {
-            return self.unknown_driver();
+            return self.on_driver(|asked, _| asked.unknown_driver());
         };
         let length = branch.memory_params.min(MEMORY_PARAMS);
         let mut bytes = vec![0; MEMORY_PARAMS];
         let to = bytes.get_mut(..length).unwrap_or_default();
-        if self.memory.read(alloc.params_at, to).is_err() {
-            return Answer::Return(Err(Errno::EFAULT as i32));
+        if self.read(alloc.params_at, to).is_err() {
+            return self.on_driver(|_, _| Answer::Return(Err(Errno::EFAULT as i32)));
         }
         let Ok(memory) = device_memory(&bytes) else {
-            return self.status(Status::INVALID_PARAM_STRUCT);
+            return self.on_driver(|asked, _| asked.status(Status::INVALID_PARAM_STRUCT));
         };
         let take = Take {
             client: alloc.client,
@@ -55,7 +55,7 @@ impl Asked<'_> {
         };
         let at = alloc.params_at;
         let params = Params { at, bytes, length };
-        self.take(fd, &take, Some(params))
+        self.on_driver(|asked, fd| asked.take(fd, &take, Some(params)))
     }
 
     /// Takes device memory.
@@ -98,7 +98,7 @@ impl Asked<'_> {
         };
         self.broker.written(settled);
         self.broker.step(Step::Settled);
-        self.made = Some((self.fd, id));
+        self.has_made(id);
         self.hand_over(fd, id, params.as_ref())
     }
 
@@ -153,7 +153,7 @@ impl Asked<'_> {
             let settled = asked.broker.state().keeper.settle(ticket, id, 0);
             asked.broker.written(settled);
             asked.broker.step(Step::Settled);
-            asked.made = Some((asked.fd, id));
+            asked.has_made(id);
             asked.hand_over(fd, id, None)
         })
     }
@@ -337,7 +337,7 @@ impl Asked<'_> {
     fn hand_over(&mut self, fd: BorrowedFd<'_>, id: MemoryId, params: Option<&Params>) -> Answer {
         let answer = self.write_back(params);
         if !matches!(answer, Answer::Return(Ok(_))) {
-            self.made = None;
+            self.has_made_nothing();
             self.undo(fd, id);
         }
         self.broker.step(Step::Written);
