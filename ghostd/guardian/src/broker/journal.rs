@@ -3,8 +3,8 @@
 //!
 //! The file opens with a magic and the boot's id. Then come records: a magic, the op's kind, the
 //! length of its fields, its fields ([`Op::put`]), and a CRC-32 of the boot's id and all that, all
-//! numbers little-endian. Each change is one `write`. A file grown long is replaced by a snapshot
-//! with `rename`. Nothing is synced to a disk: the page cache outlives a `kill -9`, and no charge
+//! numbers little-endian. A change is one `write`; what the driver tells again if it is lost waits
+//! for the next one. A file grown long is replaced by a snapshot with `rename`. Nothing is synced to a disk: the page cache outlives a `kill -9`, and no charge
 //! outlives the boot.
 
 use ghost_model::{MemoryWanted, Name, ProcId};
@@ -25,6 +25,9 @@ const MAX_FIELDS: usize = 16 << 20;
 
 /// A file longer than this, and than twice its last snapshot, is replaced.
 const COMPACT: usize = 4 << 20;
+
+/// So many bytes wait for the next change at most.
+const MAX_LATER: usize = 4 << 10;
 
 /// What was found when the journal was opened, besides the books.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -168,7 +171,20 @@ pub struct Keeper<S> {
     compact_at: usize,
     /// The file may end in a piece of a record, or lack one.
     torn: bool,
+    /// Records of changes that have taken effect and are written with the next one: that an
+    /// allocation or a free was done, which [`Keeper::start`]'s caller asks the driver for anyway.
     buffer: Vec<u8>,
+}
+
+/// A call that is about to be done for a thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Begun<'a> {
+    /// The thread's session.
+    pub session: &'a SessionId,
+    /// Its number.
+    pub tid: i32,
+    /// What it calls.
+    pub call: Call,
 }
 
 impl<S: Store> Keeper<S> {
@@ -210,7 +226,7 @@ impl<S: Store> Keeper<S> {
         if self.books.cards().eq(&cards) {
             return Ok(());
         }
-        self.take(&Op::Cards { cards })
+        self.take_one(Op::Cards { cards })
     }
 
     /// Gives the limits, in place of those before. A container that is not in it is forgotten, with
@@ -223,7 +239,7 @@ impl<S: Store> Keeper<S> {
         if *self.books.wanted() == wanted {
             return Ok(());
         }
-        self.take(&Op::Limits { wanted })
+        self.take_one(Op::Limits { wanted })
     }
 
     /// Takes in a client where it is first seen; what is known already stays as it is. Handles are
@@ -243,7 +259,7 @@ impl<S: Store> Keeper<S> {
         }
         self.books.may_open(container)?;
         let container = container.clone();
-        Ok(self.take(&Op::Open {
+        Ok(self.take_one(Op::Open {
             client,
             owner,
             container,
@@ -256,14 +272,33 @@ impl<S: Store> Keeper<S> {
     ///
     /// [`Refusal`], counted; [`LedgerError::Io`].
     pub fn charge(&mut self, id: MemoryId, card: Card, bytes: u64) -> Result<Ticket, KeepError> {
+        self.charge_for(id, card, bytes, None)
+    }
+
+    /// The same, and what [`Keeper::begin`] does, in one.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal`], counted; [`LedgerError::Io`].
+    pub fn charge_for(
+        &mut self,
+        id: MemoryId,
+        card: Card,
+        bytes: u64,
+        call: Option<Begun<'_>>,
+    ) -> Result<Ticket, KeepError> {
         match self.books.may_charge(id.0, card, bytes) {
             Ok(ticket) => {
-                self.take(&Op::Charge {
+                let charge = Op::Charge {
                     ticket,
                     id,
                     card,
                     bytes,
-                })?;
+                };
+                match call {
+                    Some(begun) => self.take(&[charge, self.begin_op(begun)?])?,
+                    None => self.take(&[charge])?,
+                }
                 Ok(ticket)
             }
             Err(refusal) => {
@@ -293,7 +328,7 @@ impl<S: Store> Keeper<S> {
             return Ok(None);
         };
         let ticket = self.books.may_name(id.0)?;
-        self.take(&Op::Share { ticket, memory, id })?;
+        self.take_one(Op::Share { ticket, memory, id })?;
         Ok(Some(ticket))
     }
 
@@ -303,7 +338,11 @@ impl<S: Store> Keeper<S> {
     ///
     /// [`LedgerError::Io`]; done nevertheless.
     pub fn settle(&mut self, ticket: Ticket, id: MemoryId, bytes: u64) -> Result<(), LedgerError> {
-        self.give(&Op::Settle { ticket, id, bytes })
+        let op = Op::Settle { ticket, id, bytes };
+        if self.books.pending(ticket) == Some((id, bytes)) {
+            return self.give_later(&op);
+        }
+        self.give(&op)
     }
 
     /// The driver did not do it; `failed` counts it as an allocation that failed.
@@ -341,6 +380,36 @@ impl<S: Store> Keeper<S> {
             return Ok(());
         }
         self.give(&Op::Free { id })
+    }
+
+    /// The same, of what the call frees that was begun last for a thread.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::Io`]; done nevertheless.
+    pub fn free_by(
+        &mut self,
+        id: MemoryId,
+        session: &SessionId,
+        tid: i32,
+    ) -> Result<(), LedgerError> {
+        let call = self.books.call_of(session, tid);
+        if self.books.knows(id) && call.is_some_and(|call| (call.client, call.object) == id) {
+            return self.give_later(&Op::Free { id });
+        }
+        self.free(id)
+    }
+
+    /// Writes what waits for the next change.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::Io`].
+    pub fn flush(&mut self) -> Result<(), LedgerError> {
+        match self.buffer.is_empty() {
+            true => Ok(()),
+            false => self.append(&[]),
+        }
     }
 
     /// A client is gone, with all names in it and what is pending for it.
@@ -389,9 +458,15 @@ impl<S: Store> Keeper<S> {
     ///
     /// [`Refusal::TooMany`], [`LedgerError::Io`].
     pub fn begin(&mut self, session: &SessionId, tid: i32, call: Call) -> Result<(), KeepError> {
+        let op = self.begin_op(Begun { session, tid, call })?;
+        Ok(self.take(&[op])?)
+    }
+
+    fn begin_op(&self, begun: Begun<'_>) -> Result<Op, Refusal> {
+        let Begun { session, tid, call } = begun;
         self.books.may_begin(session, tid)?;
         let session = session.clone();
-        Ok(self.take(&Op::Begin { session, tid, call })?)
+        Ok(Op::Begin { session, tid, call })
     }
 
     /// The call was done and its answer delivered, or cannot be made again.
@@ -408,29 +483,46 @@ impl<S: Store> Keeper<S> {
     }
 
     /// Writes it down, then does it.
-    fn take(&mut self, op: &Op) -> Result<(), LedgerError> {
-        self.append(op)?;
-        self.books.apply(op);
+    fn take(&mut self, ops: &[Op]) -> Result<(), LedgerError> {
+        self.append(ops)?;
+        ops.iter().for_each(|op| self.books.apply(op));
         Ok(())
+    }
+
+    fn take_one(&mut self, op: Op) -> Result<(), LedgerError> {
+        self.take(&[op])
     }
 
     /// Does it, written down or not.
     fn give(&mut self, op: &Op) -> Result<(), LedgerError> {
-        let written = self.append(op);
+        let written = self.append(std::slice::from_ref(op));
         self.books.apply(op);
         written
     }
 
-    fn append(&mut self, op: &Op) -> Result<(), LedgerError> {
+    /// Does it, and writes it down with what comes next.
+    fn give_later(&mut self, op: &Op) -> Result<(), LedgerError> {
+        encode(self.boot, op, &mut self.buffer);
+        self.books.apply(op);
+        match self.buffer.len() > MAX_LATER {
+            true => self.flush(),
+            false => Ok(()),
+        }
+    }
+
+    fn append(&mut self, ops: &[Op]) -> Result<(), LedgerError> {
         if self.torn || self.length > self.compact_at {
             self.compact()?;
         }
-        self.buffer.clear();
-        encode(self.boot, op, &mut self.buffer);
+        for op in ops {
+            encode(self.boot, op, &mut self.buffer);
+        }
         self.torn = true;
-        self.store.append(&self.buffer)?;
-        self.torn = false;
+        let written = self.store.append(&self.buffer);
         self.length += self.buffer.len();
+        self.buffer.clear();
+        written?;
+        self.torn = false;
         Ok(())
     }
 
@@ -441,6 +533,8 @@ impl<S: Store> Keeper<S> {
         let boot = self.boot;
         self.books.snapshot(|op| encode(boot, op, &mut bytes));
         self.store.replace(&bytes)?;
+        // It has them too.
+        self.buffer.clear();
         self.length = bytes.len();
         self.compact_at = COMPACT.max(2 * bytes.len());
         self.torn = false;

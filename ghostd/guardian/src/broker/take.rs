@@ -19,7 +19,7 @@ use nix::errno::Errno;
 
 use super::books::{self, Card, MemoryId, Refusal, Ticket};
 use super::calls::{Answer, Asked, Params};
-use super::journal::KeepError;
+use super::journal::{Begun, KeepError};
 use super::state::State;
 use super::{Broker, Step, count};
 
@@ -189,7 +189,7 @@ impl Asked<'_> {
                 Ok(_) => return asked.write_back(None),
                 Err(error) => return asked.not_done(&error),
             }
-            asked.broker.forget_memory(id, ticket);
+            asked.forget_memory(id, ticket);
             asked.broker.step(Step::Settled);
             let answer = asked.write_back(None);
             asked.broker.step(Step::Written);
@@ -256,21 +256,24 @@ impl Asked<'_> {
         bytes: u64,
         call: books::Call,
     ) -> Result<Ticket, KeepError> {
-        let may = self
-            .broker
-            .state()
-            .keeper
-            .books()
-            .may_charge(id.0, card, bytes);
-        match &may {
-            Err(Refusal::Max { container, .. }) => self.broker.look_for_gone(Some(container)),
-            Err(Refusal::Min { .. }) => self.broker.look_for_gone(None),
-            _ => {}
-        }
         let mut state = self.broker.state();
-        let ticket = state.keeper.charge(id, card, bytes)?;
-        self.begin_under(state, ticket, id, call)?;
-        Ok(ticket)
+        let container = match state.keeper.books().may_charge(id.0, card, bytes) {
+            Err(Refusal::Max { container, .. }) => Some(Some(container)),
+            Err(Refusal::Min { .. }) => Some(None),
+            _ => None,
+        };
+        if let Some(container) = container {
+            drop(state);
+            self.broker.look_for_gone(container.as_ref());
+            state = self.broker.state();
+        }
+        // What is there already is not this call's to free when it comes again.
+        let begun = (!state.keeper.books().knows(id)).then_some(Begun {
+            session: &self.session.id,
+            tid: self.notification.tid,
+            call,
+        });
+        state.keeper.charge_for(id, card, bytes, begun)
     }
 
     /// The same, of a further name; `None` if there is no such memory.
@@ -330,6 +333,17 @@ impl Asked<'_> {
             .begin(&self.session.id, self.notification.tid, call);
         if let Err(KeepError::Journal(error)) = begun {
             self.broker.written(Err(error));
+        }
+    }
+
+    /// A name is gone by this call, unless it is another memory's by now.
+    fn forget_memory(&self, id: MemoryId, ticket: Ticket) {
+        let mut state = self.broker.state();
+        if state.keeper.books().ticket(id) == Some(ticket) {
+            let tid = self.notification.tid;
+            let freed = state.keeper.free_by(id, &self.session.id, tid);
+            drop(state);
+            self.broker.written(freed);
         }
     }
 

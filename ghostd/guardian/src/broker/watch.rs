@@ -71,6 +71,8 @@ impl Watch {
             self.hold();
             self.broker.look_after();
             self.suspects();
+            let flushed = self.broker.state().keeper.flush();
+            self.broker.written(flushed);
             if self.swept.elapsed() >= SWEEP {
                 self.sweep();
                 self.swept = Instant::now();

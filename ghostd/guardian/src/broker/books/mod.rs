@@ -33,6 +33,7 @@ mod valid;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use ghost_model::{Bytes, GpuId, MemoryWanted, Name, ProcId};
 use ghost_rm::{Client, Object};
@@ -87,7 +88,7 @@ pub struct Ticket(pub u64);
 /// A listener: a filter and all threads under it. 1 to 64 visible ASCII characters.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct SessionId(String);
+pub struct SessionId(Arc<str>);
 
 /// Why a text names no session.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -107,7 +108,7 @@ impl FromStr for SessionId {
 
     fn from_str(text: &str) -> Result<Self, SessionIdError> {
         let fine = (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic());
-        fine.then(|| SessionId(text.to_owned()))
+        fine.then(|| SessionId(text.into()))
             .ok_or(SessionIdError(text.len()))
     }
 }
@@ -122,7 +123,7 @@ impl TryFrom<String> for SessionId {
 
 impl From<SessionId> for String {
     fn from(id: SessionId) -> String {
-        id.0
+        id.as_str().to_owned()
     }
 }
 

@@ -78,6 +78,52 @@ fn fill<S: Store>(keeper: &mut Keeper<S>, objects: u32) {
 }
 
 #[test]
+fn what_the_driver_tells_again_waits_for_the_next_change() {
+    let (session, tid) = (&"s".parse().unwrap(), 7);
+    let begun = |object| Begun {
+        session,
+        tid,
+        call: Call {
+            number: 0x29,
+            notification: 1,
+            client: Client(1),
+            object: Object(object),
+            class: 0,
+        },
+    };
+    let id = |object| (Client(1), Object(object));
+    let mut keeper = keeper();
+    fill(&mut keeper, 1);
+    // Both are written at once, and that it is as large as was asked for is not.
+    let ticket = keeper.charge_for(id(2), CARD, 32, Some(begun(2))).unwrap();
+    let asked = keeper.books.clone();
+    keeper.settle(ticket, id(2), 32).unwrap();
+    assert_eq!(reread(&keeper), (asked.clone(), Found::default()));
+    assert_eq!(asked.pending(ticket), Some((id(2), 32)));
+    keeper.free_by(id(2), session, tid).unwrap();
+    assert!(!keeper.books.knows(id(2)));
+    assert_eq!(reread(&keeper).0, asked);
+    // Of a free that was not begun nobody will ask the driver.
+    keeper.free_by(id(1), session, tid).unwrap();
+    assert_eq!(reread(&keeper), (keeper.books.clone(), Found::default()));
+    let ticket = keeper.charge(id(3), CARD, 5).unwrap();
+    keeper.settle(ticket, id(3), 5).unwrap();
+    assert_ne!(reread(&keeper).0, keeper.books);
+    keeper.flush().unwrap();
+    assert_eq!(reread(&keeper), (keeper.books.clone(), Found::default()));
+    // What waits is not lost where a write fails, either.
+    let ticket = keeper.charge(id(4), CARD, 5).unwrap();
+    keeper.settle(ticket, id(4), 5).unwrap();
+    keeper.store.full = true;
+    keeper.charge(id(5), CARD, 5).unwrap_err();
+    keeper.store.full = false;
+    keeper.begin(session, tid, begun(4).call).unwrap();
+    let (books, _) = reread(&keeper);
+    assert_eq!(books, keeper.books);
+    assert!(books.knows(id(4)) && !books.knows(id(5)));
+}
+
+#[test]
 fn a_file_is_read_back_by_the_next_guardian_with_what_is_pending() {
     let dir = tempfile::tempdir().unwrap();
     let start = |dir: &Path| Keeper::start(FileStore::open_journal(dir).unwrap(), BOOT).unwrap();

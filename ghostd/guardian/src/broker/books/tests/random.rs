@@ -575,6 +575,7 @@ proptest! {
             both.check();
         }
         // The journal is the books, and a snapshot is.
+        both.keeper.flush().unwrap();
         let (again, found) = reread(&both.keeper);
         prop_assert!(again == *both.keeper.books());
         prop_assert_eq!(found, Found::default());
