@@ -1,10 +1,12 @@
-//! What the guardian reads: frames from whoever reaches its socket, its own ledger and the broker's
+//! What the guardian reads: frames from whoever reaches its sockets, its own ledger and the broker's
 //! journal.
 
-use ghost_guardian::broker::books::{Books, Op};
+use ghost_guardian::broker::books::{Books, CardInfo, Op};
 use ghost_guardian::broker::journal::{Found, Keeper};
+use ghost_guardian::broker::wire::{Ask, Reply};
 use ghost_guardian::ledger::{BootId, Ledger, LedgerError, Store, Target};
 use ghost_guardian::protocol::{self, Answer, Request};
+use ghost_model::Bytes;
 use ghost_notify::ProcId;
 use ghost_rm::{Channel, Client, Gpu, Object};
 use serde::{Deserialize, Serialize};
@@ -13,10 +15,7 @@ use std::fmt::Debug;
 
 /// Bytes as a frame, and as the body of one.
 pub fn guardian_frame(data: &[u8]) {
-    let mut framed = b"GGD".to_vec();
-    framed.push(protocol::VERSION);
-    framed.extend((data.len() as u32).to_le_bytes());
-    framed.extend(data);
+    let framed = framed(data);
     for bytes in [data, &framed] {
         frame::<Request>(bytes);
         frame::<Answer>(bytes);
@@ -27,6 +26,49 @@ pub fn guardian_frame(data: &[u8]) {
             let _ = pause.check().map_err(|e| e.to_string());
         }
     }
+}
+
+/// Bytes as a frame of the broker's socket, and as the body of one; what is told there goes into the
+/// books.
+pub fn broker_frame(data: &[u8]) {
+    let framed = framed(data);
+    for bytes in [data, &framed] {
+        frame::<Ask>(bytes);
+        frame::<Reply>(bytes);
+    }
+    let Ok(Some((ask, _))) = protocol::decode::<Ask>(&framed) else {
+        return;
+    };
+    let boot = BootId::current().expect("Linux has a boot id");
+    let mut memory = Memory::default();
+    let (mut keeper, _) = Keeper::start(&mut memory, boot).expect("memory does not fail");
+    let told = match ask {
+        Ask::Limits(wanted) => keeper.set_limits(wanted),
+        Ask::Cards(cards) => keeper.set_cards(cards),
+        Ask::Observed(seen) => seen.iter().try_for_each(|one| {
+            let card = CardInfo {
+                card: one.card,
+                id: "GPU-0".parse().expect("an id"),
+                total: Bytes(1 << 36),
+                others: Bytes(0),
+            };
+            keeper.set_cards(vec![card])?;
+            keeper.observe(one).map(drop)
+        }),
+        _ => Ok(()),
+    };
+    told.expect("memory does not fail");
+    let books = keeper.books().clone();
+    let (again, _) = Keeper::start(&mut memory, boot).expect("memory does not fail");
+    assert_eq!(*again.books(), books);
+}
+
+fn framed(body: &[u8]) -> Vec<u8> {
+    let mut framed = b"GGD".to_vec();
+    framed.push(protocol::VERSION);
+    framed.extend((body.len() as u32).to_le_bytes());
+    framed.extend(body);
+    framed
 }
 
 fn frame<T: Serialize + for<'a> Deserialize<'a> + PartialEq + Debug>(bytes: &[u8]) {

@@ -13,7 +13,7 @@ mod settings;
 mod sim;
 mod store;
 
-pub use guardian::{guardian_frame, guardian_journal, guardian_ledger};
+pub use guardian::{broker_frame, guardian_frame, guardian_journal, guardian_ledger};
 pub use host::{cgroup_files, driver_version, proc_stat};
 pub use notify::notify_state;
 pub use rm::{card_answer, tenant_call};
@@ -27,6 +27,7 @@ pub type Target = fn(&[u8]);
 /// Every target by name, which is also the name of its directory below `corpus/`.
 pub const TARGETS: &[(&str, Target)] = &[
     ("assignments", assignments),
+    ("broker_frame", broker_frame),
     ("card_answer", card_answer),
     ("cgroup_files", cgroup_files),
     ("container_file", container_file),
