@@ -7,6 +7,8 @@ use crate::thread::Credentials;
 
 /// `_LINUX_CAPABILITY_VERSION_3` of linux/capability.h.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
+/// `CAP_SYS_PTRACE` of linux/capability.h, as a set.
+const SYS_PTRACE: u32 = 1 << 19;
 /// setresuid's "leave it".
 const SAME: u32 = u32::MAX;
 
@@ -34,6 +36,8 @@ struct Own {
     /// Whether the kernel takes the effective capabilities with root's user, and
     /// gives back the same with it.
     by_user: bool,
+    /// Whether all but `CAP_SYS_PTRACE` are down.
+    lowered: bool,
 }
 
 thread_local! {
@@ -56,10 +60,8 @@ thread_local! {
 ///
 /// errno, if the rights cannot be taken; `f` was not called then.
 pub fn as_tenant<R>(who: Credentials, f: impl FnOnce() -> R) -> io::Result<R> {
-    let own = match OWN.get() {
-        Some(own) => own,
-        None => own()?,
-    };
+    own_rights();
+    let own = own()?;
     // The group first, while there is a right to change it.
     if own.gid != who.gid {
         set_group(who.gid)?;
@@ -78,11 +80,7 @@ pub fn as_tenant<R>(who: Credentials, f: impl FnOnce() -> R) -> io::Result<R> {
         restore.user = true;
     }
     if !(restore.user && own.by_user) {
-        let mut none = own.capabilities;
-        for word in &mut none {
-            word.effective = 0;
-        }
-        set_capabilities(&none)?;
+        set_capabilities(&own.but(0))?;
         restore.capabilities = true;
     }
     let result = f();
@@ -90,19 +88,74 @@ pub fn as_tenant<R>(who: Credentials, f: impl FnOnce() -> R) -> io::Result<R> {
     Ok(result)
 }
 
+/// As [`as_tenant`], for one call after another: a tenant whose user is this
+/// process's own is not worth two changes of the capabilities for each. They stay
+/// down, `f` included, but for `CAP_SYS_PTRACE`, by which tenants are reached. What
+/// needs another one calls [`own_rights`] first.
+///
+/// # Errors
+///
+/// As [`as_tenant`].
+pub fn as_tenant_lasting<R>(who: Credentials, f: impl FnOnce() -> R) -> io::Result<R> {
+    let own = own()?;
+    if (own.uid, own.gid) != (who.uid, who.gid) {
+        return as_tenant(who, f);
+    }
+    if !own.lowered {
+        set_capabilities(&own.but(SYS_PTRACE))?;
+        OWN.set(Some(Own {
+            lowered: true,
+            ..own
+        }));
+    }
+    Ok(f())
+}
+
+/// Gives the thread back what [`as_tenant_lasting`] has left down; whether it was.
+/// The process is aborted if it cannot be had back.
+pub fn own_rights() -> bool {
+    let Some(own) = OWN.get().filter(|own| own.lowered) else {
+        return false;
+    };
+    if set_capabilities(&own.capabilities).is_err() {
+        std::process::abort();
+    }
+    OWN.set(Some(Own {
+        lowered: false,
+        ..own
+    }));
+    true
+}
+
+impl Own {
+    /// The capabilities with those of `kept` effective at most.
+    fn but(&self, kept: u32) -> [Capabilities; 2] {
+        let [mut low, mut high] = self.capabilities;
+        low.effective &= kept;
+        high.effective = 0;
+        [low, high]
+    }
+}
+
 fn own() -> io::Result<Own> {
+    if let Some(own) = OWN.get() {
+        return Ok(own);
+    }
     // SAFETY: these take nothing and cannot fail.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     let capabilities = capabilities()?;
     // SAFETY: this prctl takes an integer.
     let bits = unsafe { libc::prctl(libc::PR_GET_SECUREBITS) };
     let all = capabilities.iter().all(|c| c.effective == c.permitted);
-    Ok(Own {
+    let own = Own {
         uid,
         gid,
         capabilities,
         by_user: uid == 0 && all && bits & libc::SECBIT_NO_SETUID_FIXUP == 0,
-    })
+        lowered: false,
+    };
+    OWN.set(Some(own));
+    Ok(own)
 }
 
 struct Restore {

@@ -18,7 +18,7 @@ mod pidfd;
 mod procid;
 mod thread;
 
-pub use as_tenant::as_tenant;
+pub use as_tenant::{as_tenant, as_tenant_lasting, own_rights};
 pub use listener::{Delivered, Ioctl, Listener, Notification, NotifyError, Received};
 pub use pidfd::{PidFd, poll_exits};
 pub use procid::{ProcError, ProcId};

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
+use crate::as_tenant::own_rights;
 use crate::pidfd::{info, new_fd};
 use crate::procid::{ProcError, ProcId};
 
@@ -195,11 +196,14 @@ impl Memory {
     ///
     /// [`ProcError::Gone`], [`ProcError::Denied`], [`ProcError::System`].
     pub fn open(tid: i32) -> Result<Self, ProcError> {
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(format!("/proc/{tid}/mem"))
-            .map_err(|e| error(tid, "opening /proc/TID/mem", e))?;
+        let path = format!("/proc/{tid}/mem");
+        let open = || File::options().read(true).write(true).open(&path);
+        let file = open().or_else(|e| match e.kind() {
+            // Another's file, for which it takes more than the right to trace.
+            io::ErrorKind::PermissionDenied if own_rights() => open(),
+            _ => Err(e),
+        });
+        let file = file.map_err(|e| error(tid, "opening /proc/TID/mem", e))?;
         Ok(Self { tid, file })
     }
 

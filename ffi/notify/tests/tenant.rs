@@ -7,7 +7,9 @@ use std::io::Seek;
 use std::os::fd::AsRawFd;
 
 use common::{COMMAND, fork, ioctl, tenant, until};
-use ghost_notify::{Credentials, Memory, ProcError, ProcId, Thread, as_tenant};
+use ghost_notify::{
+    Credentials, Memory, ProcError, ProcId, Thread, as_tenant, as_tenant_lasting, own_rights,
+};
 
 fn is_root() -> bool {
     // SAFETY: takes nothing.
@@ -248,6 +250,45 @@ fn rights_are_a_tenant_s_on_this_thread_and_ours_again() {
         drop(ask);
         bystander.join().unwrap();
     }
+}
+
+#[test]
+fn rights_that_stay_down_are_had_back_when_they_are_needed() {
+    if !is_root() {
+        return;
+    }
+    let mut tenant = tenant(|| {
+        // SAFETY: these take integers only. What was root's is root's file but for the last.
+        let changed = unsafe { libc::setuid(1000) | libc::prctl(libc::PR_SET_DUMPABLE, 1) };
+        i32::from(changed != 0 || ioctl(999, COMMAND, 0) != 0)
+    });
+    let call = tenant.call();
+    let (all, ptrace) = (own("CapEff:"), "0000000000080000");
+    let root = Credentials { uid: 0, gid: 0 };
+    let seen = || own("CapEff:");
+    assert!(!own_rights());
+    assert_eq!(as_tenant_lasting(root, seen).unwrap(), ptrace);
+    assert_eq!(own("CapEff:"), ptrace);
+    assert_eq!(as_tenant_lasting(root, seen).unwrap(), ptrace);
+    // Another's file.
+    Memory::open(call.tid).unwrap();
+    assert_eq!(own("CapEff:"), all);
+    tenant.listener.answer(call.id, Ok(0)).unwrap();
+    assert_eq!(tenant.child.wait(), 0);
+    // Another user has none at all, and all are back after it.
+    let other = Credentials { uid: 1000, gid: 0 };
+    for strict in [false, true] {
+        assert_eq!(as_tenant_lasting(root, seen).unwrap(), ptrace);
+        let within = match strict {
+            true => as_tenant(other, seen),
+            false => as_tenant_lasting(other, seen),
+        };
+        assert_eq!(within.unwrap(), "0000000000000000");
+        assert_eq!(own("CapEff:"), all);
+    }
+    assert_eq!(as_tenant_lasting(root, seen).unwrap(), ptrace);
+    assert!(own_rights());
+    assert_eq!(own("CapEff:"), all);
 }
 
 #[test]

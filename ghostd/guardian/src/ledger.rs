@@ -192,6 +192,8 @@ impl Store for FileStore {
     }
 
     fn replace(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {
+        // A thread that has just worked for a tenant may be without them.
+        ghost_notify::own_rights();
         let new = self.path.with_extension("new");
         let replace = || {
             let _ = std::fs::remove_file(&new);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ghost_model::ProcId;
-use ghost_notify::{Credentials, Memory, Notification, ProcError, Thread, as_tenant};
+use ghost_notify::{Credentials, Memory, Notification, ProcError, Thread, as_tenant_lasting};
 use ghost_rm::abi::memory::{CLASS_DEVICE_MEMORY, MemoryParams};
 use ghost_rm::abi::{CLASS_CHANNEL_GROUP, CLASS_DEVICE};
 use ghost_rm::tenant::{
@@ -141,7 +141,10 @@ pub(super) fn give_back(broker: &Broker, outcome: &Outcome) {
     let id = made.id;
     let freed = made.thread.with_fd(made.fd, |fd| {
         let free = || Control::new(fd).free(id.0, id.0.as_object(), id.1);
-        broker.driver.owns(fd).then(|| as_tenant(made.who, free))
+        broker
+            .driver
+            .owns(fd)
+            .then(|| as_tenant_lasting(made.who, free))
     });
     if matches!(freed, Ok(Some(Ok(Ok(()))))) {
         let written = broker.state().keeper.free(id);
@@ -330,7 +333,7 @@ impl Asked<'_> {
     pub(super) fn as_caller<R>(&self, f: impl FnOnce() -> R) -> io::Result<R> {
         let (_, who) = self.caller.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let begin = Instant::now();
-        let result = as_tenant(*who, f);
+        let result = as_tenant_lasting(*who, f);
         let spent = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
         count(&self.broker.counts.driver_ns, spent);
         result

@@ -81,6 +81,8 @@ impl Driver {
 
     /// Whether `client`, on whichever file, has `object`; `None` if the driver does not say.
     pub(super) fn exists(&self, client: Client, object: Object) -> Option<bool> {
+        // A thread that has just worked for a tenant may be without them.
+        ghost_notify::own_rights();
         let mut session = self.session();
         let open = match session.take() {
             Some(open) => open,

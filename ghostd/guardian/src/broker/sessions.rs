@@ -118,8 +118,8 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    fn begin(&self, id: u64) {
-        self.since.store(clock(), Ordering::Relaxed);
+    fn begin(&self, id: u64, now: u64) {
+        self.since.store(now, Ordering::Relaxed);
         self.call.store(id, Ordering::Release);
     }
 
@@ -362,8 +362,8 @@ impl Broker {
     }
 
     fn call(&self, session: &Arc<Session>, slot: &Slot, call: &Notification) {
-        let begin = Instant::now();
-        slot.begin(call.id);
+        let begin = clock();
+        slot.begin(call.id, begin);
         count(&self.counts.notifications, 1);
         self.step(super::Step::Received);
         let outcome = calls::decide(self, session, call);
@@ -388,7 +388,7 @@ impl Broker {
         } else {
             calls::give_back(self, &outcome);
         }
-        count(&self.counts.spent_ns, nanos(begin.elapsed()));
+        count(&self.counts.spent_ns, clock().saturating_sub(begin));
     }
 
     /// Replaces receivers that are kept, and answers for those that are kept too long.
