@@ -1,0 +1,100 @@
+//! The woven driver in a virtual machine: what `ci/driver` built is put into an initramfs, QEMU boots
+//! it without a GPU, and the guest's lines of TAP become results. No device is passed to the guest;
+//! hooks below a GPU are not reached except by the module's test-only entry.
+
+#![forbid(unsafe_code)]
+
+use std::io::{self, BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+mod initramfs;
+mod tap;
+
+pub use initramfs::Initramfs;
+pub use tap::{Report, TapError};
+
+/// Why a guest gave no report.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// A part of the initramfs cannot be read, or the file cannot be written.
+    #[error("cannot make the initramfs from {path}: {source}; run ci/driver again")]
+    Initramfs {
+        /// What was read or written.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// QEMU does not start or cannot be read.
+    #[error("cannot run qemu-system-x86_64: {0}; ci/setup installs it")]
+    Qemu(io::Error),
+}
+
+/// What `ci/driver` built for one release.
+#[derive(Clone, Debug)]
+pub struct Driver {
+    /// `535.261.03`.
+    pub version: String,
+    /// The folder with `nvidia.ko` and `nvidia-uvm.ko`.
+    pub modules: PathBuf,
+    /// The folder with `kernel/vmlinuz`, `kernel/drm.ko` and `guest/init`.
+    pub built: PathBuf,
+}
+
+impl Driver {
+    /// The release of a branch (`535`) below `target/driver`, if it was built completely.
+    pub fn find(branch: &str) -> Option<Self> {
+        let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/driver");
+        let prefix = format!("{branch}.");
+        let mut versions: Vec<String> = std::fs::read_dir(&built)
+            .ok()?
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| name.starts_with(&prefix) && built.join(name).join("made").exists())
+            .collect();
+        versions.sort();
+        let version = versions.pop()?;
+        Some(Self {
+            modules: built.join(&version),
+            version,
+            built,
+        })
+    }
+
+    /// Boots the guest with this driver and reads its report; the whole console goes to stderr. The
+    /// machine is killed after `limit`; what is missing from the report then says so.
+    pub fn boot(&self, limit: Duration) -> Result<Report, VmError> {
+        let image = Initramfs::new()
+            .add("init", 0o755, &self.built.join("guest/init"))?
+            .add("drm.ko", 0o644, &self.built.join("kernel/drm.ko"))?
+            .add("nvidia.ko", 0o644, &self.modules.join("nvidia.ko"))?
+            .add("nvidia-uvm.ko", 0o644, &self.modules.join("nvidia-uvm.ko"))?
+            .write()?;
+        // `timeout` ends QEMU also if this process is killed by a signal to its group. KVM is not
+        // used: the same everywhere, and nested guests hang on some hosts.
+        let mut qemu = Command::new("timeout")
+            .arg(limit.as_secs().to_string())
+            .args(["qemu-system-x86_64", "-machine", "q35,accel=tcg", "-cpu", "max"])
+            .args(["-smp", "2", "-m", "1024", "-nodefaults", "-no-reboot"])
+            .args(["-display", "none", "-serial", "stdio", "-kernel"])
+            .arg(self.built.join("kernel/vmlinuz"))
+            .arg("-initrd")
+            .arg(image.path())
+            .args(["-append", "console=ttyS0 quiet panic=-1"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(VmError::Qemu)?;
+        let mut report = Report::default();
+        if let Some(console) = qemu.stdout.take() {
+            for line in BufReader::new(console).split(b'\n') {
+                let line = line.map_err(VmError::Qemu)?;
+                let line = String::from_utf8_lossy(&line);
+                eprintln!("{}", line.trim_end());
+                report.read(line.trim_end());
+            }
+        }
+        qemu.wait().map_err(VmError::Qemu)?;
+        Ok(report)
+    }
+}
