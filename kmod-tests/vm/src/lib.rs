@@ -74,7 +74,13 @@ impl Driver {
         // used: the same everywhere, and nested guests hang on some hosts.
         let mut qemu = Command::new("timeout")
             .arg(limit.as_secs().to_string())
-            .args(["qemu-system-x86_64", "-machine", "q35,accel=tcg", "-cpu", "max"])
+            .args([
+                "qemu-system-x86_64",
+                "-machine",
+                "q35,accel=tcg",
+                "-cpu",
+                "max",
+            ])
             .args(["-smp", "2", "-m", "1024", "-nodefaults", "-no-reboot"])
             .args(["-display", "none", "-serial", "stdio", "-kernel"])
             .arg(self.built.join("kernel/vmlinuz"))

@@ -38,13 +38,15 @@ impl Report {
             self.planned = count.parse().ok();
         } else if let Some(rest) = line.strip_prefix("not ok ") {
             let test = numbered(rest);
-            self.told.push(format!("{}: {}", test.1, self.notes.join(" / ")));
+            self.told
+                .push(format!("{}: {}", test.1, self.notes.join(" / ")));
             self.failed.push(test);
             self.notes.clear();
         } else if let Some(rest) = line.strip_prefix("ok ") {
             let (number, name) = numbered(rest);
             if let Some(name) = name.strip_suffix(" # SKIP") {
-                self.skipped.push(format!("{name}: {}", self.notes.join(" / ")));
+                self.skipped
+                    .push(format!("{name}: {}", self.notes.join(" / ")));
             }
             self.passed.push((number, name));
             self.notes.clear();
@@ -66,7 +68,10 @@ impl Report {
             return Err(TapError::Failed(self.told.join("\n")));
         }
         if planned == 0 || told != planned as usize {
-            let last = self.passed.last().map_or("nothing", |(_, name)| name.as_str());
+            let last = self
+                .passed
+                .last()
+                .map_or("nothing", |(_, name)| name.as_str());
             return Err(TapError::Incomplete {
                 told,
                 planned,
@@ -97,7 +102,8 @@ mod tests {
 
     #[test]
     fn counts_what_passed() {
-        let report = report("[ 1.0] noise\n1..3\nok 1 - a\n# skipped: no GPU\nok 2 - b # SKIP\nok 3 - c\n");
+        let report =
+            report("[ 1.0] noise\n1..3\nok 1 - a\n# skipped: no GPU\nok 2 - b # SKIP\nok 3 - c\n");
         assert_eq!(report.passed(), Ok(2));
         assert_eq!(report.skipped(), ["b: skipped: no GPU"]);
     }
