@@ -43,14 +43,16 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The release of a branch (`535`) below `target/driver`, if it was built completely.
-    pub fn find(branch: &str) -> Option<Self> {
+    /// A release (`535.261.03`), or one of a branch (`535`), below `target/driver`, if it was built
+    /// completely.
+    pub fn find(release: &str) -> Option<Self> {
         let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/driver");
-        let prefix = format!("{branch}.");
+        let prefix = format!("{release}.");
         let mut versions: Vec<String> = std::fs::read_dir(&built)
             .ok()?
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter(|name| name.starts_with(&prefix) && built.join(name).join("made").exists())
+            .filter(|name| name == release || name.starts_with(&prefix))
+            .filter(|name| built.join(name).join("made").exists())
             .collect();
         versions.sort();
         let version = versions.pop()?;

@@ -1,12 +1,13 @@
-//! The woven driver, one boot for each release that `ci/driver` built.
+//! The woven driver, one boot for each of Debian's releases that `ci/driver` built, and for the release
+//! that `ci/driver-matrix` names.
 
 use std::time::Duration;
 
 use ghost_vm::Driver;
 
-fn boot(branch: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let Some(driver) = Driver::find(branch) else {
-        eprintln!("skipped: no woven {branch} in target/driver: run ci/driver");
+fn boot(release: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let Some(driver) = Driver::find(release) else {
+        eprintln!("skipped: no woven {release} in target/driver: run ci/driver");
         return Ok(());
     };
     let report = driver.boot(Duration::from_secs(900))?;
@@ -14,7 +15,8 @@ fn boot(branch: &str) -> Result<(), Box<dyn std::error::Error>> {
     for skipped in report.skipped() {
         eprintln!("skipped: {skipped}");
     }
-    eprintln!("{}: {passed} passed", driver.version);
+    let skipped = report.skipped().len();
+    eprintln!("{}: {passed} passed, {skipped} left out", driver.version);
     Ok(())
 }
 
@@ -26,4 +28,15 @@ fn woven_535() -> Result<(), Box<dyn std::error::Error>> {
 #[test]
 fn woven_550() -> Result<(), Box<dyn std::error::Error>> {
     boot("550")
+}
+
+#[test]
+fn woven_named() -> Result<(), Box<dyn std::error::Error>> {
+    match std::env::var("GHOST_VM_RELEASE") {
+        Ok(release) if Driver::find(&release).is_none() => {
+            Err(format!("{release} is not built").into())
+        }
+        Ok(release) => boot(&release),
+        Err(_) => Ok(()),
+    }
 }
