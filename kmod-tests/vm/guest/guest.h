@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/types.h>
 
 /*
  * TEST(name) { ... } is one line of the result. Files are linked in the order of their names, tests
@@ -77,5 +78,31 @@ int64_t rm_control(int fd, uint32_t client, uint32_t object, uint32_t command, v
 int64_t rm_client(int fd, uint32_t *client);
 /* System memory of class RM_MEMORY_DEVICELESS, the only memory that there is without a GPU. */
 int64_t rm_memory(int fd, uint32_t client, uint32_t *handle, uint64_t bytes);
+
+/* /dev/nvidia-ghost, or the test ends. */
+int ghost_open(void);
+/* 0 or -errno. `argument` is a structure of the request, its size set. */
+int ghost_call(int fd, unsigned long request, void *argument);
+uint64_t ghost_make(int fd, uint64_t parent, const char *name);
+struct ghost_stat;
+struct ghost_stat ghost_stat_of(int fd, uint64_t id, uint32_t gpu);
+/* A client of this process as the module lists it: its container and what it holds. */
+struct ghost_client;
+bool ghost_client_of(int fd, uint32_t handle, struct ghost_client *client);
+
+/* Runs `body` in a child and waits for it; a failure in it fails the test. */
+void in_child(void (*body)(void *), void *argument);
+
+/* Asks until it is so, for some seconds; the test fails if it never was. */
+#define EVENTUALLY(condition)                                             \
+	do {                                                              \
+		int tries_ = 0;                                           \
+		while (!(condition)) {                                    \
+			if (++tries_ == 2000)                             \
+				fail(__FILE__, __LINE__, "never: %s", #condition); \
+			pause_ms(10);                                     \
+		}                                                         \
+	} while (0)
+void pause_ms(unsigned int ms);
 
 #endif
