@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #define TEST_SECONDS 300
+#define COMPLAINTS_SHOWN 5
 #define DRIVER_PARAMETERS "ghost_no_gpu=1"
 
 enum { PASSED = 0, FAILED = 1, SKIPPED = 2 };
@@ -157,11 +158,11 @@ int driver_branch(void)
 static bool kernel_complained(int kmsg)
 {
 	static const char *const complaints[] = {
-		"BUG", "WARNING", "Oops", "general protection", "refcount_t", "possible recursive",
+		"BUG:", "WARNING:", "Oops", "general protection", "refcount_t", "possible recursive",
 		"possible circular", "KASAN", "UBSAN", "unreferenced object", "hung task", "blocked for more",
 	};
 	char record[8192];
-	bool complained = false;
+	int found = 0;
 	ssize_t length;
 
 	while ((length = read(kmsg, record, sizeof(record) - 1)) > 0 || errno == EPIPE) {
@@ -169,13 +170,11 @@ static bool kernel_complained(int kmsg)
 			continue;
 		record[length] = 0;
 		for (size_t i = 0; i < sizeof(complaints) / sizeof(*complaints); i++) {
-			if (strstr(record, complaints[i])) {
+			if (strstr(record, complaints[i]) && found++ < COMPLAINTS_SHOWN)
 				say("# kernel: %s", record);
-				complained = true;
-			}
 		}
 	}
-	return complained;
+	return found;
 }
 
 static int run(const struct test *test)
