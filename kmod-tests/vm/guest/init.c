@@ -240,7 +240,6 @@ int main(void)
 		say("%s %d - %s%s\n", result == FAILED ? "not ok" : "ok", number, test->name,
 		    result == SKIPPED ? " # SKIP" : "");
 	}
-	say("# driver %s, done\n", text_of("/sys/module/nvidia/version"));
 	sync();
 	reboot(RB_POWER_OFF);
 	return 0;

@@ -64,8 +64,9 @@ impl Driver {
     }
 
     /// Boots the guest with this driver and reads its report; the whole console goes to stderr. The
-    /// machine is killed after `limit`; what is missing from the report then says so.
-    pub fn boot(&self, limit: Duration) -> Result<Report, VmError> {
+    /// machine is killed after `limit`; what is missing from the report then says so. `append` is
+    /// added to the kernel's command line.
+    pub fn boot(&self, limit: Duration, append: &str) -> Result<Report, VmError> {
         let image = Initramfs::new()
             .add("init", 0o755, &self.built.join("guest/init"))?
             .add("drm.ko", 0o644, &self.built.join("kernel/drm.ko"))?
@@ -88,7 +89,8 @@ impl Driver {
             .arg(self.built.join("kernel/vmlinuz"))
             .arg("-initrd")
             .arg(image.path())
-            .args(["-append", "console=ttyS0 quiet panic=-1"])
+            .arg("-append")
+            .arg(format!("console=ttyS0 quiet panic=-1 {append}"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

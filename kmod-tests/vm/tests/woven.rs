@@ -10,7 +10,10 @@ fn boot(release: &str) -> Result<(), Box<dyn std::error::Error>> {
         eprintln!("skipped: no woven {release} in target/driver: run ci/driver");
         return Ok(());
     };
-    let report = driver.boot(Duration::from_secs(900))?;
+    let report = driver.boot(
+        Duration::from_secs(900),
+        &std::env::var("GHOST_VM_APPEND").unwrap_or_default(),
+    )?;
     let passed = report.passed()?;
     for skipped in report.skipped() {
         eprintln!("skipped: {skipped}");
