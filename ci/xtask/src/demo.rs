@@ -14,6 +14,10 @@ pub fn run(json: bool) -> Result<ExitCode> {
             "On this host's GPU, under its unmodified driver: {}",
             kind.machine()
         ),
+        Kind::Patched => eprintln!(
+            "On this host's GPU, under the driver with Ghost in it: {}",
+            kind.machine()
+        ),
         Kind::Sim | Kind::Standin => {
             eprintln!("There is no NVIDIA GPU here (or we are not root): on the simulator.")
         }

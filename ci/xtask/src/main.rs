@@ -33,7 +33,8 @@ enum Task {
     },
     /// Measure every promise on a real GPU: all parts, or one by name. Needs root.
     Device {
-        /// `peers`, `shares`, `latency`, `limits`, `memory`, `faults` or `scale`.
+        /// `peers`, `shares`, `latency`, `limits`, `memory`, `faults`, `scale` or
+        /// `driver`.
         name: Option<String>,
         /// One JSON document instead of a table.
         #[arg(long)]

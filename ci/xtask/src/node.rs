@@ -19,6 +19,8 @@ pub enum Kind {
     Sim,
     /// The GPU of this host, under its unmodified driver.
     Stock,
+    /// The same, under the driver with Ghost in it.
+    Patched,
     /// A stand-in for that driver, mounted for the purpose.
     Standin,
 }
@@ -28,9 +30,17 @@ impl Kind {
     pub fn here() -> Kind {
         let driver = Path::new("/proc/driver/nvidia/version").exists();
         if driver && nix::unistd::Uid::effective().is_root() {
-            Kind::Stock
+            Kind::gpu()
         } else {
             Kind::Sim
+        }
+    }
+
+    /// The GPU of this host, by the driver that is loaded.
+    pub fn gpu() -> Kind {
+        match Path::new("/dev/nvidia-ghost").exists() {
+            true => Kind::Patched,
+            false => Kind::Stock,
         }
     }
 
@@ -39,6 +49,7 @@ impl Kind {
         match self {
             Kind::Sim => BackendKind::Sim,
             Kind::Stock | Kind::Standin => BackendKind::Stock,
+            Kind::Patched => BackendKind::Patched,
         }
     }
 
@@ -54,7 +65,7 @@ impl Kind {
         match self {
             Kind::Sim => format!("simulated GPU, {}", processor()),
             Kind::Standin => format!("stand-in for the driver, {}", processor()),
-            Kind::Stock => {
+            Kind::Stock | Kind::Patched => {
                 let ask = ["--query-gpu=name,driver_version", "--format=csv,noheader"];
                 let said = Command::new("nvidia-smi").args(ask).output();
                 said.map(|o| first_line(String::from_utf8_lossy(&o.stdout).into_owned()))
@@ -114,7 +125,7 @@ impl Node {
         std::fs::create_dir(path("containers.d"))?;
         let standin = match kind {
             Kind::Standin => Some(Standin::mount()?),
-            Kind::Sim | Kind::Stock => None,
+            Kind::Sim | Kind::Stock | Kind::Patched => None,
         };
         let quoted = |p: PathBuf| format!("{:?}", p.display().to_string());
         std::fs::write(
@@ -139,7 +150,7 @@ impl Node {
             false => tempfile::tempdir()?,
         };
         let guardian = match kind {
-            Kind::Sim => None,
+            Kind::Sim | Kind::Patched => None,
             Kind::Stock | Kind::Standin => {
                 Some(spawn_guardian(dir.path(), ledger.path(), standin.as_ref())?)
             }
@@ -278,7 +289,7 @@ impl Node {
         let guardian = self
             .guardian
             .as_mut()
-            .context("the simulator has no guardian")?;
+            .context("there is no guardian here")?;
         guardian.kill()?;
         guardian.wait()?;
         Ok(())
@@ -359,7 +370,7 @@ impl Drop for Node {
 pub fn load_program(kind: Kind) -> &'static str {
     match kind {
         Kind::Sim | Kind::Standin => "ghost-load",
-        Kind::Stock => "ghost-burn",
+        Kind::Stock | Kind::Patched => "ghost-burn",
     }
 }
 

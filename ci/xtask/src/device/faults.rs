@@ -11,7 +11,9 @@ use serde_json::json;
 pub(super) fn run(lab: &mut Lab) -> Result<()> {
     killed(lab)?;
     stopped(lab)?;
-    both_killed(lab)?;
+    if Kind::gpu() == Kind::Stock {
+        both_killed(lab)?;
+    }
     dead_tenant(lab)
 }
 
@@ -41,7 +43,7 @@ fn frozen(lab: &Lab, node: &Node, name: &str) -> Result<Load> {
 
 /// ghostd is killed while a container is paused; a new ghostd adopts all there was.
 fn killed(lab: &mut Lab) -> Result<()> {
-    let mut node = Node::start(Kind::Stock)?;
+    let mut node = Node::start(Kind::gpu())?;
     create(&node, "a", 300)?;
     create(&node, "b", 100)?;
     let a = frozen(lab, &node, "killed-a")?;
@@ -80,7 +82,7 @@ fn killed(lab: &mut Lab) -> Result<()> {
 }
 
 fn stopped(lab: &mut Lab) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "a", 100)?;
     let a = frozen(lab, &node, "stopped-a")?;
     let since = now_ms();
@@ -98,7 +100,7 @@ fn stopped(lab: &mut Lab) -> Result<()> {
 }
 
 fn both_killed(lab: &mut Lab) -> Result<()> {
-    let mut node = Node::start(Kind::Stock)?;
+    let mut node = Node::start(Kind::gpu())?;
     create(&node, "a", 100)?;
     let a = frozen(lab, &node, "both-a")?;
     node.kill_guardian()?;
@@ -132,7 +134,7 @@ fn dead_tenant(lab: &mut Lab) -> Result<()> {
         bare,
         "ms",
     ));
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "a", 100)?;
     for stop in [false, true] {
         let mut times = Vec::new();

@@ -7,7 +7,7 @@ use crate::node::{Kind, Node};
 use anyhow::Result;
 
 pub(super) fn run(lab: &mut Lab) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "quick", 100)?;
     create(&node, "heavy", 100)?;
     node.ctl(&["limit", "quick", "gpu.latency=target=300"])?;

@@ -16,7 +16,7 @@ pub(super) fn run(lab: &mut Lab) -> Result<()> {
 
 /// 30 % of the GPU in every window of 1 s, for a load that wants all of it.
 fn capped(lab: &mut Lab, what: &str, args: &[&str]) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "a", 100)?;
     node.ctl(&["limit", "a", "gpu.max=30000 100000"])?;
     let args: Vec<&str> = ["1000", LONG].iter().chain(args).copied().collect();
@@ -44,7 +44,7 @@ fn capped(lab: &mut Lab, what: &str, args: &[&str]) -> Result<()> {
 /// goes on are known to a tenth of a millisecond.
 fn freeze(lab: &mut Lab) -> Result<()> {
     const TIMES: usize = 60;
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "a", 100)?;
     let load = lab.held(&node, "a", "frozen", &["50", LONG, "0"])?;
     sleep_ms(1000.0);
@@ -95,7 +95,7 @@ fn freeze(lab: &mut Lab) -> Result<()> {
 }
 
 fn change(lab: &mut Lab) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "a", 100)?;
     create(&node, "b", 100)?;
     let a = lab.held(&node, "a", "ch-a", &["1000", LONG])?;

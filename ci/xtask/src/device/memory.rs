@@ -2,7 +2,7 @@
 //! card; `cost` has what all that costs a tenant.
 
 mod cost;
-mod steps;
+pub(super) mod steps;
 
 use super::{Lab, create};
 use crate::checks::{Check, Limit};
@@ -20,7 +20,7 @@ const OUT_OF_MEMORY: f64 = 2.0;
 type Part = (&'static str, fn(&mut Lab, &Node) -> Result<()>);
 
 pub(super) fn run(lab: &mut Lab) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "a", 100)?;
     create(&node, "b", 100)?;
     let parts: [Part; 6] = [

@@ -1,6 +1,7 @@
 //! The suite for a real GPU: every promise of the issue, measured by the loads' own progress,
 //! beside default time slicing and MPS in the same run. Root, one GPU that nobody else uses.
 
+mod driver;
 mod faults;
 mod latency;
 mod limits;
@@ -39,11 +40,12 @@ const PARTS: &[Part] = &[
     ("memory", memory::run),
     ("faults", faults::run),
     ("scale", scale::run),
+    ("driver", driver::run),
 ];
 
 /// Runs one part, or all of them. A part that breaks off leaves a failed row and the others run.
 pub fn run(only: Option<&str>, json: bool) -> Result<ExitCode> {
-    if Kind::here() != Kind::Stock {
+    if Kind::here() == Kind::Sim {
         bail!(
             "the device suite needs root and a GPU with NVIDIA's driver; `ci/demo` runs on the simulator"
         );
@@ -82,7 +84,7 @@ impl Lab {
             );
         }
         let mut lab = Lab {
-            report: Report::new("stock", Kind::Stock.machine()),
+            report: Report::new(&Kind::gpu().backend().to_string(), Kind::gpu().machine()),
             iters_per_ms,
             alone: 0.0,
             dir,
@@ -111,7 +113,7 @@ impl Lab {
         with: impl FnOnce(&mut Command),
     ) -> Result<Load> {
         let out = self.dir.path();
-        let mut command = Command::new(beside(load_program(Kind::Stock))?);
+        let mut command = Command::new(beside(load_program(Kind::gpu()))?);
         command
             .arg(name)
             .args(args)

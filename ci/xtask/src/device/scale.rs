@@ -7,7 +7,7 @@ use crate::scale::{CONTAINERS, cost};
 use anyhow::Result;
 
 pub(super) fn run(lab: &mut Lab) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     let args = ["1000", LONG, "--iters-per-ms", &lab.iters_per_ms];
     let (part, rss) = cost(&node, &args)?;
     let name = format!("{CONTAINERS} containers with work: ghostd");

@@ -30,7 +30,7 @@ pub(super) fn run(lab: &mut Lab) -> Result<()> {
 }
 
 fn alone(lab: &mut Lab) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "a", 100)?;
     let load = lab.held(&node, "a", "alone", &["1000", LONG])?;
     sleep_ms(SETTLE);
@@ -46,7 +46,7 @@ fn alone(lab: &mut Lab) -> Result<()> {
 }
 
 fn backlogged(lab: &mut Lab, weights: &[u32]) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     let mut loads = Vec::new();
     for (i, weight) in weights.iter().enumerate() {
         create(&node, &format!("c{i}"), *weight)?;
@@ -106,7 +106,7 @@ fn backlogged(lab: &mut Lab, weights: &[u32]) -> Result<()> {
 
 /// Four processes in one container against one in another, also when three of the four idle.
 fn processes(lab: &mut Lab) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "four", 100)?;
     create(&node, "one", 100)?;
     let one = lab.held(&node, "one", "one", &["1000", LONG])?;
@@ -141,7 +141,7 @@ fn processes(lab: &mut Lab) -> Result<()> {
 }
 
 fn tree(lab: &mut Lab) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     for name in ["team", "team/a", "team/b", "other"] {
         create(&node, name, 100)?;
     }
@@ -187,7 +187,7 @@ fn unlike(lab: &mut Lab) -> Result<()> {
         sleep_ms(300.0);
         alone.push(work(&[&load], 1000.0)[0]);
     }
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "short", 100)?;
     create(&node, "long", 100)?;
     let short = lab.held(&node, "short", "short", &[LENGTHS[0], LONG])?;
@@ -207,7 +207,7 @@ fn unlike(lab: &mut Lab) -> Result<()> {
 
 /// A container that is busy for a second and idle for a second beside one that always is.
 fn work_conserving(lab: &mut Lab) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "a", 100)?;
     create(&node, "b", 100)?;
     let a = lab.held(&node, "a", "wc-a", &["1000", LONG])?;
@@ -267,7 +267,7 @@ fn idle_spans(lines: &[(f64, f64)]) -> Vec<(f64, f64)> {
 
 /// A third container comes while two run.
 fn newcomer(lab: &mut Lab) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     for (name, weight) in [("a", 45), ("b", 45), ("new", 10)] {
         create(&node, name, weight)?;
     }

@@ -3,14 +3,20 @@
 //!
 //! It reads a line for each step and answers with one: `take KIND BYTES` and `free` (what was
 //! taken last), `info`, `time BYTES N`, `share BYTES` (another process opens it) and `unshare`,
-//! `quit`. An answer is `CODE [NUMBER...]`, the code being CUDA's result. With the argument
-//! `kinds` it prints the kinds and ends. Driver API only.
+//! `slice US` (it sets the timeslice of its own channel groups, as a tenant that wants more would,
+//! and tells how many there are and the longest that is in force), `quit`. An answer is
+//! `CODE [NUMBER...]`, the code being CUDA's result. With the argument `kinds` it prints the kinds
+//! and ends. Driver API only.
 
 use anyhow::{Context, Result, bail};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
+use ghost_rm::abi::CLASS_CHANNEL_GROUP;
+use ghost_rm::{Client, Control, DriverVersion, Object, Session};
 use std::ffi::c_void;
 use std::io::{BufRead, BufReader, Write};
 use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr::{null, null_mut};
 use std::time::Instant;
@@ -278,6 +284,47 @@ impl Importer {
     }
 }
 
+/// Sets the timeslice of this process's channel groups: how many there are, and the longest
+/// timeslice that is in force then, in microseconds.
+fn slice(us: u64) -> Result<String> {
+    /// CUDA's first handle, and how many a context needs.
+    const HANDLES: std::ops::Range<u32> = 0x5C00_0000..0x5C00_0400;
+    /// As many clients as are looked at below the newest: a process that just started is there.
+    const CLIENTS: u32 = 256;
+    let version = std::fs::read_to_string("/proc/driver/nvidia/version")?;
+    let form = version.parse::<DriverVersion>()?.branch()?.alloc;
+    let newest = Session::open(Path::new("/dev"), form)?.newest_client()?.0;
+    let (mut groups, mut longest) = (0, 0);
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let path = entry?.path();
+        if !std::fs::read_link(&path).is_ok_and(|to| to.ends_with("nvidiactl")) {
+            continue;
+        }
+        let number: i32 = path
+            .file_name()
+            .context("no name")?
+            .to_string_lossy()
+            .parse()?;
+        // SAFETY: libcuda's own descriptor, which it keeps open for the life of the process.
+        let control = Control::new(unsafe { BorrowedFd::borrow_raw(number) });
+        let own = |client: &Client| control.class_of(*client, client.as_object()).is_ok();
+        for client in (newest.saturating_sub(CLIENTS)..newest)
+            .map(Client)
+            .filter(own)
+        {
+            let is_group =
+                |group: &Object| control.class_of(client, *group).ok() == Some(CLASS_CHANNEL_GROUP);
+            for group in HANDLES.map(Object).filter(is_group) {
+                groups += 1;
+                // A refusal is an answer too: what is in force tells.
+                let _ = control.set_timeslice(client, group, us);
+                longest = longest.max(control.get_timeslice(client, group)?);
+            }
+        }
+    }
+    Ok(format!("0 {groups} {longest}"))
+}
+
 struct Program {
     stream: CUstream,
     taken: Vec<Taken>,
@@ -325,6 +372,7 @@ impl Program {
                 self.importer.take().context("nothing is shared")?.end()?;
                 Ok("0".into())
             }
+            ["slice", us] => slice(us.parse()?),
             ["open", hex] => open(hex),
             _ => bail!("{line:?} is no step"),
         }

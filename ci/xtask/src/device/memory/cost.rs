@@ -14,7 +14,7 @@ use std::time::Instant;
 const MANY: usize = 64;
 
 pub(super) fn run(lab: &mut Lab) -> Result<()> {
-    let node = Node::start(Kind::Stock)?;
+    let node = Node::start(Kind::gpu())?;
     create(&node, "a", 100)?;
     node.patch("a", &serde_json::json!({"gpu.memory.max": "100G"}), true)?;
     allocations(lab, &node)?;

@@ -6,35 +6,35 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-pub(super) const MIB: f64 = 1048576.0;
-pub(super) const GIB: f64 = 1024.0 * MIB;
+pub(in crate::device) const MIB: f64 = 1048576.0;
+pub(in crate::device) const GIB: f64 = 1024.0 * MIB;
 
 /// A running `ghost-take`. It is ended when dropped.
-pub(super) struct Steps {
+pub(in crate::device) struct Steps {
     child: Child,
     ask: ChildStdin,
     answer: BufReader<ChildStdout>,
     /// CUDA's result for its context; with another than 0 it has ended.
-    pub(super) code: f64,
+    pub(in crate::device) code: f64,
     /// Its own pid, which is not that of `ghostctl run` around it.
-    pub(super) pid: i32,
+    pub(in crate::device) pid: i32,
 }
 
 impl Steps {
     /// Starts it after `before` (`ghostctl run NAME --`, or the program itself) and waits for its
     /// context.
-    pub(super) fn start(mut before: Command) -> Result<Steps> {
+    pub(in crate::device) fn start(mut before: Command) -> Result<Steps> {
         before.arg(beside("ghost-take")?);
         Steps::spawn(before)?.ready()
     }
 
     /// The same without `ghostctl run`.
-    pub(super) fn bare() -> Result<Steps> {
+    pub(in crate::device) fn bare() -> Result<Steps> {
         Steps::spawn(Command::new(beside("ghost-take")?))?.ready()
     }
 
     /// Starts `command` and does not wait.
-    pub(super) fn spawn(mut command: Command) -> Result<Steps> {
+    pub(in crate::device) fn spawn(mut command: Command) -> Result<Steps> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command
             .spawn()
@@ -49,7 +49,7 @@ impl Steps {
     }
 
     /// Waits for its context.
-    pub(super) fn ready(mut self) -> Result<Steps> {
+    pub(in crate::device) fn ready(mut self) -> Result<Steps> {
         let first = self.line()?;
         self.code = first[0];
         self.pid = first.get(1).map_or(0, |pid| *pid as i32);
@@ -66,13 +66,13 @@ impl Steps {
     }
 
     /// CUDA's result, and what else the step gives.
-    pub(super) fn ask(&mut self, step: &str) -> Result<Vec<f64>> {
+    pub(in crate::device) fn ask(&mut self, step: &str) -> Result<Vec<f64>> {
         writeln!(self.ask, "{step}")?;
         self.line().with_context(|| step.to_owned())
     }
 
     /// Bytes in use on the card that it sees.
-    pub(super) fn used(&mut self) -> Result<f64> {
+    pub(in crate::device) fn used(&mut self) -> Result<f64> {
         let info = self.ask("info")?;
         ensure!(info.len() == 3, "cuMemGetInfo: CUDA error {}", info[0]);
         Ok(info[2] - info[1])
@@ -87,7 +87,7 @@ impl Drop for Steps {
 }
 
 /// Bytes that the driver counts for a process on the first GPU.
-pub(super) fn per_process(pid: i32) -> Result<f64> {
+pub(in crate::device) fn per_process(pid: i32) -> Result<f64> {
     let nvml = nvml_wrapper::Nvml::init().context("NVML")?;
     let all = nvml.device_by_index(0)?.running_compute_processes()?;
     let bytes = all
