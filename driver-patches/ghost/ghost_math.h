@@ -160,12 +160,14 @@ static inline int ghost_budget_is_valid(const struct ghost_budget *budget)
 	if (!ghost_budget_limits(budget))
 		return !budget->throttled;
 	return budget->max_us > 0 && budget->start_us <= budget->at_us &&
+	       budget->at_us - budget->start_us < budget->period_us &&
 	       budget->level_us <= (__s64)budget->max_us &&
 	       budget->level_us >= -(__s64)budget->period_us &&
 	       (budget->throttled || budget->level_us > 0);
 }
 
-/* A new limit from `now` on. What was used in this period stays used. */
+/* A new limit from `now` on, to which the budget was advanced. What was used in this period stays
+ * used, and shorter periods do not bring back what longer ones have not. */
 static inline void ghost_budget_set(struct ghost_budget *budget, __u64 max_us, __u64 period_us,
 				    __u64 now_us)
 {
@@ -174,44 +176,55 @@ static inline void ghost_budget_set(struct ghost_budget *budget, __u64 max_us, _
 
 	budget->max_us = max_us;
 	budget->period_us = period_us;
+	budget->at_us = ghost_max(budget->at_us, now_us);
 	if (!limited) {
-		budget->start_us = now_us;
+		budget->start_us = budget->at_us;
 		budget->ran = budget->ran_out = 0;
 	}
-	budget->at_us = ghost_max(budget->at_us, now_us);
 	if (!ghost_budget_limits(budget)) {
 		budget->throttled = 0;
 		return;
 	}
+	budget->start_us = budget->at_us - (budget->at_us - budget->start_us) % period_us;
 	used = used > (__s64)period_us ? (__s64)period_us : used;
 	budget->level_us = (__s64)max_us - used;
 	budget->throttled = !ghost_may_run(budget->level_us, max_us, budget->throttled);
+	budget->ran_out |= budget->throttled;
 }
 
-/* Moves to `now`; `running`: it had groups and could run since the last time. */
+/*
+ * Moves to `now`; `running`: it had groups and could run since the last time. However late that is,
+ * the level is that of one who looked at each period's end; only a debt beyond one period is let
+ * go. Moments are below 2^62.
+ */
 static inline void ghost_budget_advance(struct ghost_budget *budget, int running, __u64 now_us)
 {
-	__u64 periods, used;
+	__u64 periods;
 
 	if (!ghost_budget_limits(budget) || now_us <= budget->at_us)
 		return;
-	used = now_us - budget->at_us;
 	if (budget->throttled)
-		budget->throttled_us = ghost_add(budget->throttled_us, used);
+		budget->throttled_us = ghost_add(budget->throttled_us, now_us - budget->at_us);
+	budget->ran |= !!running;
 	periods = (now_us - budget->start_us) / budget->period_us;
-	if (running) {
-		/* No debt is made that one period would not pay. */
-		used = ghost_min(used, budget->period_us);
-		budget->level_us -= (__s64)used;
-		budget->ran = 1;
-	}
 	if (periods) {
-		budget->start_us += periods * budget->period_us;
-		budget->level_us = ghost_refill(budget->level_us, budget->max_us, periods);
-		budget->periods += budget->ran || budget->ran_out;
-		budget->throttled_periods += budget->ran_out;
-		budget->ran = budget->ran_out = 0;
+		__u64 end = budget->start_us + budget->period_us, more = periods - 1;
+
+		if (running)
+			budget->level_us -= (__s64)(end - budget->at_us);
+		budget->level_us = ghost_refill(budget->level_us, budget->max_us, 1);
+		if (running)
+			budget->level_us -= (__s64)(more * budget->period_us);
+		budget->level_us = ghost_refill(budget->level_us, budget->max_us, more);
+		budget->periods += (budget->ran || budget->ran_out) +
+				   (running || budget->throttled ? more : 0);
+		budget->throttled_periods += budget->ran_out + (budget->throttled ? more : 0);
+		budget->start_us = budget->at_us = end + more * budget->period_us;
+		budget->ran = running && now_us > budget->at_us;
+		budget->ran_out = 0;
 	}
+	if (running)
+		budget->level_us -= (__s64)(now_us - budget->at_us);
 	if (budget->level_us < -(__s64)budget->period_us)
 		budget->level_us = -(__s64)budget->period_us;
 	budget->at_us = now_us;
