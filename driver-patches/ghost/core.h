@@ -5,8 +5,9 @@
  * core.c	containers, GPUs, clients: the tree and its lock
  * member.c	which container a process belongs to
  * memory.c	charges, limits, protections
- * time.c	channel groups: timeslices by weight, budgets, the thread that sees to them
- * owner.c	what files have asked for: pauses, the lead, leases; time.h: between these two
+ * time.c	channel groups, and the thread that stops them and sets their timeslices
+ * decide.c	who is stopped, which timeslices there are: the policy that the module has by itself
+ * owner.c	what files have asked for: pauses, the lead, leases; time.h: between these three
  * event.c	what happened, for readers
  * device.c	/dev/nvidia-ghost
  * hooks.c	where the driver calls us; rm.c: what we read of its structures and ask of it
@@ -20,10 +21,14 @@
 #include <linux/list.h>
 #include <linux/spinlock.h>
 #include <linux/types.h>
+#include <linux/wait.h>
 
 #include <uapi/ghost.h>
 
 #include "ghost_math.h"
+
+struct pid;
+struct task_struct;
 
 /*
  * Guards all of the tree: nodes, lines, GPUs, clients, groups, memories, memberships, pauses, the
@@ -33,7 +38,10 @@
  */
 extern spinlock_t ghost_lock;
 
-/* Hooks do nothing where this is false: the module parameter. */
+/*
+ * The module parameter, in hooks.c. Where it is false nothing is charged, refused, clamped or stopped;
+ * what comes and goes is still written down, so that all is right when it is true again.
+ */
 extern bool ghost_on;
 
 /* One container on one GPU. Made with the container or the GPU, whichever is later. */
@@ -55,7 +63,7 @@ struct ghost_turn {
 	u64 sum;		/* of the weights of its groups and of the containers below */
 	u64 whole;		/* its part, with the containers below */
 	u64 own;		/* that of its own groups */
-	bool stop;
+	u32 paused;		/* GHOST_PAUSED_* */
 	bool running;
 	bool takes_part;	/* groups, here or below */
 };
@@ -65,12 +73,13 @@ struct ghost_node {
 	struct ghost_node *parent;
 	struct list_head children;	/* by .sibling */
 	struct list_head sibling;
-	struct list_head all;		/* in rising order of id */
-	u32 depth;
+	struct list_head all;		/* in rising order of id: parents first */
+	struct list_head protected;	/* at the top, with memory_min or memory_low of some GPU */
+	u32 depth;			/* 1: at the top */
 	u32 clients;			/* charged to it */
 	char name[GHOST_NAME_LEN];
 	struct ghost_line defaults;	/* limits for GPUs that are found later */
-	struct ghost_line *lines[GHOST_GPUS_MAX];	/* by GPU slot */
+	struct ghost_line *lines[GHOST_GPUS_MAX];	/* by GPU slot; there for every GPU that is known */
 	struct ghost_turn turn;
 };
 
@@ -85,9 +94,12 @@ struct ghost_gpu_slot {
 
 /* A client of the driver. */
 struct ghost_tenant {
-	struct list_head all;		/* in rising order of id */
+	struct hlist_node by_key;
+	struct hlist_node by_handle;
+	struct hlist_node by_process;
 	u64 id;
 	const void *key;		/* the driver's pointer */
+	struct pid *process;		/* held, so that no other is taken for it */
 	struct ghost_node *node;
 	u32 handle;
 	u32 pid;			/* in the initial pid namespace */
@@ -106,7 +118,8 @@ struct ghost_channels {
 	u32 handle;
 	u64 wanted_us;			/* timeslice that it should have; 0: the driver's own */
 	u64 slice_us;			/* that it has */
-	bool stop;			/* should be stopped */
+	bool stop;			/* should be stopped ... */
+	u32 why;			/* ... GHOST_PAUSED_*, last time */
 	bool stopped;			/* is */
 	bool doubt;			/* the driver refused to stop it, and may have done so in part */
 	bool used;			/* the thread is at it, and frees it if it went meanwhile */
@@ -122,40 +135,62 @@ void ghost_core_end(void);
 /* Under ghost_lock: */
 struct ghost_node *ghost_node(u64 id);
 struct list_head *ghost_nodes(void);
+struct list_head *ghost_protected(void);	/* those at the top, by .protected */
 struct ghost_gpu_slot *ghost_slot(u32 slot);
 u32 ghost_slots(void);
 int ghost_slot_of(u32 gpu);			/* slot, or -ENODEV */
+/* One that is not known yet is made known. Slot, -ENOMEM, -ENOSPC. */
+int ghost_slot_found(u32 gpu, u64 memory_total);
+struct ghost_tenant *ghost_tenant(u64 id);
 struct ghost_tenant *ghost_tenant_of(u32 handle);
-/* Takes ghost_lock; may not sleep. A GPU that is not known yet is made known. Slot or -errno. */
+struct ghost_tenant *ghost_tenant_of_process(const struct pid *process);	/* its newest */
+/* Takes ghost_lock; may not sleep. As ghost_slot_found(). */
 int ghost_gpu_found(u32 gpu, u64 memory_total);
 
 /*
  * Clients. `made` is called by the process that makes it, in process context, when the driver has
- * made it: 0, or -ENOMEM (the driver is to fail then). `pid` 0: the kernel's own, which is not
- * charged, limited or listed.
+ * made it; it may sleep: 0, or -ENOMEM (the driver is to fail then). `pid` 0: the kernel's own, which
+ * is not charged, limited or listed.
  */
 int ghost_client_made(const void *key, u32 handle, u32 pid);
 void ghost_client_gone(const void *key);
 
-/* member.c: the container of the calling process. Under ghost_lock. */
-struct ghost_node *ghost_member_node(void);
-int ghost_member_bind(u64 node, u64 cgroup);	/* node GHOST_NONE: unbind */
-int ghost_member_attach(u64 node, struct pid *pid);
-void ghost_member_forget(struct ghost_node *node);	/* under ghost_lock */
+/* For device.c: process context, nothing held. They answer as the header says. */
+int ghost_create(struct ghost_create *create);
+int ghost_delete(u64 id);
+int ghost_limit(struct ghost_limit *limit);
+int ghost_stat(struct ghost_stat *stat);
+/* Lists: up to `room` items of keys beyond `after`, in rising order; how many were filled in. */
+u32 ghost_list_containers(u64 after, void *items, u32 room);
+u32 ghost_list_clients(u64 after, void *items, u32 room);
+u32 ghost_list_groups(u64 after, void *items, u32 room);
+u32 ghost_list_gpus(u64 after, void *items, u32 room);
+
+/* member.c. Under ghost_lock: the container of a process, which the caller keeps from ending. */
+struct ghost_node *ghost_member_node(struct task_struct *task);
+void ghost_member_forget(struct ghost_node *node);
+void ghost_member_end(void);
+/* Process context, nothing held. Node GHOST_NONE: unbind, or back by its cgroup. */
+int ghost_member_bind(u64 node, u64 cgroup);
+int ghost_member_attach(u64 node, struct pid *process);	/* takes a reference of its own */
+u32 ghost_list_cgroups(u64 after, void *items, u32 room);
 
 /*
  * memory.c: `key` is the memory's own name, the same at charge and uncharge; what shares its pages
  * is charged once. Any context. Charge: 0, or -ENOMEM, counted and told as an event. A `client`
- * that is not known, or the kernel's, is not charged: 0. Uncharge of what is not known does nothing.
+ * that is not known, or the kernel's, is not charged: 0. What was charged by the same name before is
+ * taken for gone. Uncharge of what is not known does nothing.
  */
 int ghost_memory_charge(const void *key, u32 client, u32 gpu, u64 bytes);
-void ghost_memory_share(const void *key);	/* one name more: uncharged with the last */
+bool ghost_memory_share(const void *key);	/* one name more: uncharged with the last */
 void ghost_memory_uncharge(const void *key);
+void ghost_memory_failed(const void *key);	/* uncharge: the driver failed, which is counted */
 /* Managed memory, of a process (in the initial pid namespace) instead of a client. */
 int ghost_managed_charge(const void *key, u32 pid, u32 gpu, u64 bytes);
 void ghost_managed_uncharge(const void *key);
+void ghost_memory_end(void);			/* under ghost_lock */
 
-/* time.c */
+/* time.c, decide.c */
 int ghost_time_begin(void);
 void ghost_time_end(void);
 void ghost_group_made(const void *key, u32 client, u32 handle, u32 gpu);
@@ -181,8 +216,13 @@ int ghost_owner_pause(struct ghost_owner *owner, u64 node, u32 gpu, bool resume)
 int ghost_owner_lead(struct ghost_owner *owner, u32 flags, u64 lease_us);
 int ghost_owner_slice(struct ghost_owner *owner, u64 group, u64 slice_us);
 
-/* event.c: any context, under ghost_lock or not. */
+/* event.c: any context, under ghost_lock or not. `node` NULL: none. */
 void ghost_event(u32 type, const struct ghost_node *node, u32 pid, u32 gpu, u64 object, u64 value);
+/* For readers: the number of the last event, and a queue that is woken at each. */
+u64 ghost_events_last(void);
+extern wait_queue_head_t ghost_events_wait;
+/* Up to `room` events beyond `after`, the first of them GHOST_EVENT_LOST where some are missing. */
+u32 ghost_events(u64 after, struct ghost_event *events, u32 room);
 
 /* device.c */
 int ghost_device_begin(void);
@@ -190,7 +230,7 @@ void ghost_device_end(void);
 
 /*
  * rm.c: what time.c asks of the driver, from its own thread only, no lock held; may sleep. 0, -ENOENT
- * (gone), -EIO. In a test build a group with no real channels behind it is answered by test.c.
+ * (gone), -EIO. In a test build groups on a GPU of test.c are answered by that.
  */
 int ghost_rm_begin(void);
 void ghost_rm_end(void);
@@ -198,5 +238,15 @@ int ghost_rm_set_slice(u32 gpu, u32 client, u32 handle, u64 slice_us);
 int ghost_rm_stop(u32 gpu, u32 client, u32 handle);
 int ghost_rm_start(u32 gpu, u32 client, u32 handle);
 bool ghost_rm_is_own(void);		/* whether the call in progress is our thread's */
+
+#ifdef GHOST_TEST
+/* test.c */
+int ghost_test(struct ghost_test *test);	/* the request; process context, nothing held */
+bool ghost_test_owns(u32 gpu);			/* no driver knows this GPU */
+int ghost_test_control(void);			/* its answer to a control of a group there: 0, -EIO */
+void ghost_test_end(void);
+/* The GPU to which a test build charges memory of class 0x90ce, which needs none. */
+#define GHOST_TEST_HOST_GPU	0xfffffff0U
+#endif
 
 #endif /* GHOST_CORE_H */
