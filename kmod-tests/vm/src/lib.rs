@@ -38,7 +38,7 @@ pub struct Driver {
     pub version: String,
     /// The folder with `nvidia.ko` and `nvidia-uvm.ko`.
     pub modules: PathBuf,
-    /// The folder with `kernel/vmlinuz`, `kernel/drm.ko` and `guest/init`.
+    /// The folder with `guest/init`, and `kernel/vmlinuz` where `modules` has none.
     pub built: PathBuf,
 }
 
@@ -51,7 +51,10 @@ impl Driver {
         let mut versions: Vec<String> = std::fs::read_dir(&built)
             .ok()?
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter(|name| name == release || name.starts_with(&prefix))
+            .filter(|name| {
+                // `535.261.03-debug` is asked for by its whole name.
+                name == release || name.starts_with(&prefix) && !name.contains('-')
+            })
             .filter(|name| built.join(name).join("made").exists())
             .collect();
         versions.sort();
@@ -67,12 +70,22 @@ impl Driver {
     /// machine is killed after `limit`; what is missing from the report then says so. `append` is
     /// added to the kernel's command line.
     pub fn boot(&self, limit: Duration, append: &str) -> Result<Report, VmError> {
-        let image = Initramfs::new()
+        let own = self.modules.join("kernel");
+        let kernel = if own.exists() {
+            own
+        } else {
+            self.built.join("kernel")
+        };
+        let mut image = Initramfs::new()
             .add("init", 0o755, &self.built.join("guest/init"))?
-            .add("drm.ko", 0o644, &self.built.join("kernel/drm.ko"))?
             .add("nvidia.ko", 0o644, &self.modules.join("nvidia.ko"))?
-            .add("nvidia-uvm.ko", 0o644, &self.modules.join("nvidia-uvm.ko"))?
-            .write()?;
+            .add("nvidia-uvm.ko", 0o644, &self.modules.join("nvidia-uvm.ko"))?;
+        // A kernel that has it built in needs no module.
+        let drm = kernel.join("drm.ko");
+        if drm.exists() {
+            image = image.add("drm.ko", 0o644, &drm)?;
+        }
+        let image = image.write()?;
         // `timeout` ends QEMU also if this process is killed by a signal to its group. KVM is not
         // used: the same everywhere, and nested guests hang on some hosts.
         let mut qemu = Command::new("timeout")
@@ -84,9 +97,9 @@ impl Driver {
                 "-cpu",
                 "max",
             ])
-            .args(["-smp", "2", "-m", "1024", "-nodefaults", "-no-reboot"])
+            .args(["-smp", "2", "-m", "2048", "-nodefaults", "-no-reboot"])
             .args(["-display", "none", "-serial", "stdio", "-kernel"])
-            .arg(self.built.join("kernel/vmlinuz"))
+            .arg(kernel.join("vmlinuz"))
             .arg("-initrd")
             .arg(image.path())
             .arg("-append")
