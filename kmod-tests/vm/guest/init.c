@@ -235,8 +235,14 @@ int main(void)
 		} else {
 			result = run(test);
 		}
-		if (kernel_complained(kmsg) && result != FAILED)
+		if (kernel_complained(kmsg))
 			result = FAILED;
+		/* What a failed test left is none of the next one's. */
+		if (result == FAILED) {
+			unload_uvm();
+			for (int tries = 0; unload_driver() == -EAGAIN && tries < 500; tries++)
+				pause_ms(10);
+		}
 		say("%s %d - %s%s\n", result == FAILED ? "not ok" : "ok", number, test->name,
 		    result == SKIPPED ? " # SKIP" : "");
 	}
