@@ -297,17 +297,18 @@ static bool may(struct file *file, const struct request *request)
 }
 
 static int read_argument(const struct request *request, void __user *from,
-			 union argument *argument, u32 *size)
+			 union argument *argument)
 {
 	int result;
+	u32 size;
 
-	if (get_user(*size, (u32 __user *)from))
+	if (get_user(size, (u32 __user *)from))
 		return -EFAULT;
-	if (*size < request->size)
+	if (size < request->size)
 		return -EINVAL;
-	if (*size > PAGE_SIZE)
+	if (size > PAGE_SIZE)
 		return -E2BIG;
-	result = copy_struct_from_user(argument, request->size, from, *size);
+	result = copy_struct_from_user(argument, request->size, from, size);
 	if (result)
 		return result;
 	if (argument->flags & ~request->flags)
@@ -322,13 +323,12 @@ static long ghost_ioctl(struct file *file, unsigned int command, unsigned long w
 	void __user *user = (void __user *)where;
 	union argument argument;
 	int result;
-	u32 size;
 
 	if (!request)
 		return -ENOTTY;
 	if (!may(file, request))
 		return -EPERM;
-	result = read_argument(request, user, &argument, &size);
+	result = read_argument(request, user, &argument);
 	if (result)
 		return result;
 	if (request->holds && !ghost_on)
@@ -438,7 +438,6 @@ static const struct file_operations ghost_operations = {
 	.compat_ioctl = compat_ptr_ioctl,
 	.read = ghost_read,
 	.poll = ghost_poll,
-	.llseek = no_llseek,
 };
 
 static struct miscdevice ghost_device = {

@@ -210,7 +210,7 @@ static int try_charge(struct charge *charge, const struct asker *asker, u32 gpu)
 	int slot = ghost_slot_found(gpu, 0);
 
 	if (slot < 0)
-		return slot;
+		return -ENOMEM;
 	if (!may_charge(asker->node, slot, charge->bytes)) {
 		count_fail(asker->node, slot);
 		ghost_event(GHOST_EVENT_MEMORY_MAX, asker->node, asker->pid, gpu, 0, charge->bytes);

@@ -11,7 +11,7 @@
  *
  * /dev/nvidia-ghost, mode 0600. Reading needs the file open for reading; every request that
  * changes something needs it open for writing by a holder of CAP_SYS_ADMIN (in the initial user
- * namespace), else EPERM.
+ * namespace), and a caller who holds it too, else EPERM.
  *
  * Every request is an ioctl whose argument points to a structure that begins with its size:
  *
@@ -24,7 +24,8 @@
  * and 64-bit callers on either. Reserved fields must be 0, else EINVAL. Errors that any request
  * may give: EFAULT (argument not readable or writable), EINVAL (size below that of version 1,
  * flags, reserved fields), E2BIG, ENOTTY (no such request in this version), EPERM, ENODEV (the
- * hooks are off), ENOMEM, EINTR. A request that fails has changed nothing.
+ * hooks are off: what only reads is answered, and containers can be removed), ENOMEM, EINTR. A
+ * request that fails has changed nothing.
  */
 #ifndef _UAPI_GHOST_H
 #define _UAPI_GHOST_H
@@ -100,8 +101,9 @@ struct ghost_create {
 	__u8 reserved[7];
 };
 
-/* Removes a container. ENOENT. ENOTEMPTY: containers below it. EBUSY: clients are charged to it,
- * or it is GHOST_SYSTEM. Cgroups bound and processes attached are unbound with it. */
+/* Removes a container. ENOENT. ENOTEMPTY: containers below it. EBUSY: clients, memory or channel
+ * groups are charged to it, or it is GHOST_SYSTEM. Cgroups bound and processes attached are unbound
+ * with it. */
 struct ghost_delete {
 	__u32 size;
 	__u32 flags;		/* 0 */
@@ -179,7 +181,8 @@ struct ghost_stat {
 /*
  * Lists. `items` points to room for `count` items of `item_size` bytes; out: as many as there are,
  * though no more than fit are written, in rising order of their key. `after` continues a list: only
- * items of a greater key come. Items grow as other structures do.
+ * items of a greater key come. Items grow as other structures do: the rest of a larger one is zero.
+ * EINVAL: item_size below that of version 1, or above 4096.
  */
 struct ghost_list {
 	__u32 size;
@@ -328,8 +331,9 @@ struct ghost_event {
 #define GHOST_EVENT_GROUP	3	/* a channel group was made; object: its id */
 #define GHOST_EVENT_GROUP_GONE	4
 #define GHOST_EVENT_GPU		5	/* a GPU was found; object: its id */
-#define GHOST_EVENT_MEMORY_MAX	6	/* an allocation was refused; value: its bytes */
-#define GHOST_EVENT_MEMORY_HIGH	7	/* use went beyond; value: bytes in use */
+#define GHOST_EVENT_MEMORY_MAX	6	/* an allocation of the container was refused; value: its bytes */
+#define GHOST_EVENT_MEMORY_HIGH	7	/* the container's use went from within to beyond; value: bytes
+					 * in use */
 #define GHOST_EVENT_CLAMPED	8	/* a tenant's timeslice was replaced; object: the group;
 					 * value: what it asked for, us */
 #define GHOST_EVENT_REFUSED	9	/* a tenant's scheduling control was; value: its number */
