@@ -69,10 +69,10 @@ static void attach(uint64_t id)
 static void create(int at)
 {
 	struct ghost_create request = { .size = sizeof(request) };
-	int parent = any(NODES + 1) - 1;
+	int parent = any(at + 1) - 1;
 	int wanted = 0;
 
-	if (at == 0 || nodes[at].id || parent >= at || (parent >= 0 && !nodes[parent].id))
+	if (at == 0 || nodes[at].id || (parent >= 0 && !nodes[parent].id))
 		return;
 	request.parent = parent < 0 ? GHOST_NONE : nodes[parent].id;
 	snprintf(request.name, sizeof(request.name), "n%u", number++);
