@@ -65,3 +65,11 @@ void __weak ghost_owner_free(struct ghost_owner *owner) { kfree(owner); }
 int __weak ghost_owner_pause(struct ghost_owner *owner, u64 node, u32 gpu, bool resume) { return -EIO; }
 int __weak ghost_owner_lead(struct ghost_owner *owner, u32 flags, u64 lease_us) { return -EBUSY; }
 int __weak ghost_owner_slice(struct ghost_owner *owner, u64 group, u64 slice_us) { return -EACCES; }
+#ifdef GHOST_TEST
+#define CONTROL ghost_test_control()
+#else
+#define CONTROL 0
+#endif
+int __weak ghost_rm_set_slice(u32 gpu, u32 client, u32 handle, u64 slice_us) { return CONTROL; }
+int __weak ghost_rm_stop(u32 gpu, u32 client, u32 handle) { return CONTROL; }
+int __weak ghost_rm_start(u32 gpu, u32 client, u32 handle) { return CONTROL; }

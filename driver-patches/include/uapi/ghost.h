@@ -269,7 +269,8 @@ struct ghost_attach {
  * Stops, or lets run, the channel groups of a container and of all below it, those that appear
  * later included. A container runs if no file and no budget has it stopped. Returns when it is so.
  * What a file has stopped runs again when the file is closed, or when its lease lapses. ENOENT: no
- * such container. ENODEV: no such GPU. EIO: the driver refused; it is tried again.
+ * such container. ENODEV: no such GPU. EIO: the driver refused. A pause that fails is undone; what
+ * was let run stays so, and is tried until the driver does it.
  */
 struct ghost_pause {
 	__u32 size;
