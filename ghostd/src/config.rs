@@ -47,9 +47,12 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum BackendChoice {
-    /// `stock` where an NVIDIA driver is loaded, else `sim`, which says so.
+    /// `patched` where `/dev/nvidia-ghost` answers, `stock` where another NVIDIA driver is loaded, else
+    /// `sim`, which says so.
     #[default]
     Auto,
+    /// NVIDIA's open kernel module with Ghost woven in.
+    Patched,
     /// An unmodified NVIDIA driver.
     Stock,
     /// A GPU made of arithmetic.

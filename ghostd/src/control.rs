@@ -297,10 +297,10 @@ impl<B: Backend> Control<B> {
     }
 
     fn want(&mut self, wanted: Wanted) {
-        if wanted.members != self.wanted.members {
-            self.backend.set_members(&wanted.members);
-            self.listed = None;
-            self.published = None;
+        let first = self.wanted.revision == 0;
+        let moved = first || wanted.members != self.wanted.members;
+        if first || wanted.desired.containers != self.wanted.desired.containers {
+            self.backend.set_containers(&wanted.desired.containers);
         }
         let exists = |name: &Name| wanted.desired.containers.contains_key(name);
         self.counters.peak.retain(|name, _| exists(name));
@@ -313,6 +313,12 @@ impl<B: Backend> Control<B> {
         });
         self.wanted = wanted;
         self.tell_limits();
+        // Last, so that nobody comes into a container before its limits are told.
+        if moved {
+            self.backend.set_members(&self.wanted.members);
+            self.listed = None;
+            self.published = None;
+        }
         self.progress = Progress::Wanted;
         self.looks = 0;
     }

@@ -3,8 +3,11 @@
 
 use anyhow::Context;
 use clap::Parser;
+use ghost_backend::Roots;
+use ghost_backend::patched::{self, Patched};
 use ghost_backend::sim::{self, SimBackend};
-use ghost_backend::stock::{Roots, Stock};
+use ghost_backend::stock::Stock;
+use ghost_model::BackendKind;
 use ghostd::config::{Args, BackendChoice, Config};
 use ghostd::daemon::{Daemon, Sockets};
 use ghostd::{http, journal};
@@ -105,10 +108,10 @@ async fn serve(config: &Config, sockets: Sockets) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
-    let daemon = if is_stock(config) {
-        Daemon::start(config, sockets, || stock(config), watchdog())?
-    } else {
-        Daemon::start(config, sockets, || simulated(config), watchdog())?
+    let daemon = match choose(config) {
+        BackendKind::Patched => Daemon::start(config, sockets, || patched(config), watchdog())?,
+        BackendKind::Stock => Daemon::start(config, sockets, || stock(config), watchdog())?,
+        BackendKind::Sim => Daemon::start(config, sockets, || simulated(config), watchdog())?,
     };
     tracing::info!(
         socket = %config.socket.display(),
@@ -168,23 +171,39 @@ fn watchdog() -> impl FnMut() + Send + 'static {
     }
 }
 
-fn is_stock(config: &Config) -> bool {
+fn choose(config: &Config) -> BackendKind {
     match config.backend {
-        BackendChoice::Stock => true,
-        BackendChoice::Sim => false,
-        BackendChoice::Auto => config.standin.is_some() || Path::new(DRIVER).exists(),
+        BackendChoice::Patched => BackendKind::Patched,
+        BackendChoice::Stock => BackendKind::Stock,
+        BackendChoice::Sim => BackendKind::Sim,
+        BackendChoice::Auto if config.standin.is_some() => BackendKind::Stock,
+        BackendChoice::Auto => match patched::probe(Path::new(patched::PATH)) {
+            Ok(_) => BackendKind::Patched,
+            Err(error) if Path::new(DRIVER).exists() => {
+                tracing::info!("the driver is taken as an unmodified one: {error}");
+                BackendKind::Stock
+            }
+            Err(_) => BackendKind::Sim,
+        },
     }
 }
 
-fn stock(config: &Config) -> anyhow::Result<Stock> {
-    let roots = match &config.standin {
+fn roots(config: &Config) -> Roots {
+    match &config.standin {
         Some(dir) => Roots::standin(dir.clone(), config.guardian.clone()),
         None => Roots {
             guardian: config.guardian.clone(),
             ..Roots::host()
         },
-    };
-    Ok(Stock::open(roots)?)
+    }
+}
+
+fn patched(config: &Config) -> anyhow::Result<Patched> {
+    Ok(Patched::open(Path::new(patched::PATH), &roots(config))?)
+}
+
+fn stock(config: &Config) -> anyhow::Result<Stock> {
+    Ok(Stock::open(roots(config))?)
 }
 
 fn simulated(config: &Config) -> anyhow::Result<SimBackend> {

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ghost_backend::Backend;
-use ghost_backend::stock::{Roots, Stock};
+use ghost_backend::Roots;
+use ghost_backend::stock::Stock;
 use ghost_model::sample::GroupId;
 use ghost_model::{Action, Micros, Sample};
 use nix::time::{ClockId, clock_gettime};

@@ -4,8 +4,10 @@
 //! `/sys/fs/cgroup`, so that on a hybrid host, where v2 is mounted below that, it speaks v1. All
 //! that is needed is to read two files.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::DirEntryExt as _;
 use std::path::{Path, PathBuf};
 
 /// The most processes that are listed below one cgroup, and the deepest that is looked.
@@ -46,22 +48,45 @@ impl Hierarchy {
         })
     }
 
+    /// The directory of a cgroup, if it can be seen from here.
+    pub(crate) fn directory(&self, path: &str) -> Option<PathBuf> {
+        let inside = if self.root == "/" {
+            path
+        } else {
+            path.strip_prefix(self.root.as_str())?
+        };
+        Some(self.mount.join(inside.trim_start_matches('/')))
+    }
+
     /// The processes in `path` and below, no more than 100,000.
     pub(crate) fn pids_below(&self, path: &str) -> Vec<u32> {
-        let inside = if self.root == "/" {
-            Some(path)
-        } else {
-            path.strip_prefix(self.root.as_str())
-        };
         let mut pids = Vec::new();
-        if let Some(inside) = inside {
-            collect(
-                &self.mount.join(inside.trim_start_matches('/')),
-                MAX_DEPTH,
-                &mut pids,
-            );
+        if let Some(directory) = self.directory(path) {
+            collect(&directory, MAX_DEPTH, &mut pids);
         }
         pids
+    }
+
+    /// The directories of the cgroups that have one of these inode numbers.
+    pub(crate) fn with_inodes(&self, inodes: &BTreeSet<u64>) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        if !inodes.is_empty() {
+            find(&self.mount, MAX_DEPTH, inodes, &mut found);
+        }
+        found
+    }
+}
+
+fn find(cgroup: &Path, depth: usize, inodes: &BTreeSet<u64>, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            if inodes.contains(&entry.ino()) {
+                found.push(entry.path());
+            }
+            if depth > 0 && found.len() < inodes.len() {
+                find(&entry.path(), depth - 1, inodes, found);
+            }
+        }
     }
 }
 

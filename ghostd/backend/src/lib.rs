@@ -1,21 +1,26 @@
-//! The ways to enforce, behind one trait: [`sim`], a GPU made of arithmetic, and [`stock`], an
-//! unmodified NVIDIA driver. A backend sees and does; it never decides.
+//! The ways to enforce, behind one trait: [`sim`], a GPU made of arithmetic, [`stock`], an unmodified
+//! NVIDIA driver, and [`patched`], one with Ghost woven in. A backend sees and does; it never decides.
 //!
 //! The trait is synchronous because what lies below it is: ioctls that take some 0.2 ms, and
 //! deadlines of a millisecond that an executor's timer would blur. ghostd gives a backend a thread.
 #![deny(unsafe_code)]
 
 pub mod cgroup;
+mod nvidia;
+pub mod patched;
 mod procs;
 pub mod sim;
 pub mod stock;
 
-use ghost_model::report::Process;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
+use ghost_model::report::Process;
 use ghost_model::{
-    Action, Capabilities, GpuId, GpuInfo, Members, MemorySeen, MemoryWanted, Name, Sample,
+    Action, Capabilities, GpuId, GpuInfo, Members, MemorySeen, MemoryWanted, Name, Sample, Spec,
 };
+
+pub use nvidia::{HostError, Roots, TelemetryError};
 
 /// A way to enforce.
 pub trait Backend: Send {
@@ -24,6 +29,10 @@ pub trait Backend: Send {
 
     /// The GPUs of this host, those that are refused included.
     fn gpus(&mut self) -> Vec<GpuInfo>;
+
+    /// What every container was asked to be, from now on, before its members and limits are told:
+    /// for who holds shares also where nobody is left to plan.
+    fn set_containers(&mut self, _specs: &BTreeMap<Name, Spec>) {}
 
     /// Who belongs where, from now on. Processes move at once; what they used stays counted
     /// where it was used.

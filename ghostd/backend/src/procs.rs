@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use ghost_model::name::sanitize;
+use ghost_model::report::Process;
 use ghost_model::{Members, Name, ProcId};
 
 use crate::cgroup::{self, Hierarchy};
@@ -45,6 +46,18 @@ pub(crate) fn alive(members: &Members, is_known: impl Fn(u32) -> bool) -> BTreeM
             )
         })
         .collect()
+}
+
+/// A process that uses no GPU, as far as is known.
+pub(crate) fn without_gpu(pid: u32, container: Name) -> Process {
+    Process {
+        pid,
+        command: command(pid).unwrap_or_default(),
+        container,
+        groups: BTreeMap::new(),
+        memory: BTreeMap::new(),
+        refused: None,
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use ghost_backend::stock::{Roots, Stock};
+use ghost_backend::Roots;
+use ghost_backend::stock::Stock;
 use ghost_backend::{Backend, Event};
 use ghost_model::plan::Why;
 use ghost_model::{

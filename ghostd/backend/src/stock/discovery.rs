@@ -10,12 +10,12 @@ use ghost_rm::Status;
 use ghost_rm::abi::discover::{CLASS_MPS, ClientDatabase};
 
 use super::groups::Group;
-use super::inventory::Board;
-use super::meter::Meter;
 use super::scan::Reach;
 use super::tenants::{Seen, Tenant};
 use super::{Rm, Stock};
 use crate::Event;
+use crate::nvidia::inventory::Board;
+use crate::nvidia::meter::Meter;
 
 /// Processes are listed this often without any sign: with a hundred of them that takes 4 ms.
 const LIST: Micros = Micros(10_000_000);

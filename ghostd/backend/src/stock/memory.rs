@@ -21,8 +21,8 @@ use ghost_guardian::broker::wire::Usage;
 use ghost_model::{Bytes, Members, MemorySeen, MemoryWanted, Micros, Name, ProcId};
 
 use super::Stock;
-use super::clock;
 use crate::AdoptError;
+use crate::nvidia::{self, clock};
 
 /// No call on the broker takes longer.
 const TIMEOUT: Duration = Duration::from_millis(500);
@@ -346,7 +346,7 @@ impl Stock {
         if due {
             // Before the books are: what is taken in between is then nobody's for a moment, not
             // somebody's twice.
-            self.read_boards();
+            nvidia::read_memory(&mut self.boards, self.telemetry.as_mut());
         }
         let usage = self.memory.usage()?;
         if due {

@@ -2,14 +2,11 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | `inventory` | the GPUs, and why some are refused |
-//! | `telemetry` | what NVML is asked for, or the file that stands for it |
 //! | `tenants` | processes, held by pidfds; finding their clients |
 //! | `scan` | the objects of a client |
 //! | `discovery` | when to look for what |
 //! | `groups` | channel groups and timeslices |
 //! | `enforce` | setting timeslices, and reading them back |
-//! | `meter`, `ledger` | who used the GPU |
 //! | `pauses` | what the guardian holds for us |
 //! | `memory` | limits of memory, which the guardian's broker holds |
 //!
@@ -21,23 +18,16 @@
 //! Where something is paused, one message to the guardian. Everything else waits for a sign that
 //! it is needed.
 
-mod clock;
 mod discovery;
 mod enforce;
 mod groups;
-mod inventory;
-mod ledger;
 mod memory;
-mod meter;
 mod pauses;
 mod scan;
-mod telemetry;
 mod tenants;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 
 use ghost_model::plan::Why;
 use ghost_model::report::Process;
@@ -45,77 +35,17 @@ use ghost_model::{
     Action, BackendKind, Capabilities, Enforcer, GpuId, GpuInfo, GpuSample, GpuState, GroupSample,
     Key, Members, MemorySeen, MemoryWanted, Micros, Name, Sample,
 };
-use ghost_rm::{AllocForm, BranchError, DriverVersion, Session, SessionError};
+use ghost_rm::{DriverVersion, Session};
 
 use crate::cgroup::Hierarchy;
+use crate::nvidia::inventory::Board;
+use crate::nvidia::telemetry::{Holdings, Telemetry};
+use crate::nvidia::{self, Host, HostError, Roots, clock};
 use crate::{AdoptError, Backend, Event, Failure, procs};
 use groups::Groups;
-use inventory::Board;
 use memory::Memory;
-use meter::Meter;
 use pauses::Pauses;
-use telemetry::{FileTelemetry, Holdings, NvmlTelemetry, Telemetry};
 use tenants::{Tenant, Unclaimed};
-
-pub use telemetry::TelemetryError;
-
-/// Where the driver is. A stand-in for it has all of this in one directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Roots {
-    /// Directory of `nvidiactl` and `nvidia0`…
-    pub dev: PathBuf,
-    /// Directory of `version` and `gpus`.
-    pub proc_nvidia: PathBuf,
-    /// File that stands for NVML; `None` for NVML itself.
-    pub telemetry: Option<PathBuf>,
-    /// Socket of the guardian; that of its broker, `broker.sock`, lies beside it.
-    pub guardian: PathBuf,
-}
-
-impl Roots {
-    /// Those of this host's driver.
-    pub fn host() -> Self {
-        Self {
-            dev: "/dev".into(),
-            proc_nvidia: "/proc/driver/nvidia".into(),
-            telemetry: None,
-            guardian: "/run/ghost/guardian.sock".into(),
-        }
-    }
-
-    /// Those of a stand-in mounted at `dir`.
-    pub fn standin(dir: PathBuf, guardian: PathBuf) -> Self {
-        Self {
-            proc_nvidia: dir.join("proc/driver/nvidia"),
-            telemetry: Some(dir.join("telemetry.json")),
-            dev: dir,
-            guardian,
-        }
-    }
-}
-
-/// Why there is nothing to drive.
-#[derive(Debug, thiserror::Error)]
-pub enum StockError {
-    /// The driver's version cannot be read.
-    #[error("{path}: cannot read the driver's version; is the nvidia driver loaded?")]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// errno.
-        #[source]
-        source: io::Error,
-    },
-    /// The version is none.
-    #[error("cannot tell the driver's version")]
-    Branch(#[source] BranchError),
-    /// NVML cannot be had.
-    #[error("cannot list the gpus")]
-    Telemetry(#[from] TelemetryError),
-    /// The resource manager cannot be had.
-    #[error("cannot reach the driver's resource manager")]
-    Session(#[from] SessionError),
-}
 
 /// Our own client, and what is known of others.
 struct Rm {
@@ -154,29 +84,14 @@ impl Stock {
     /// them where the driver's branch is not known.
     ///
     /// # Errors
-    /// [`StockError`], if there is no driver at all.
-    pub fn open(roots: Roots) -> Result<Self, StockError> {
-        let text = inventory::driver_version(&roots.proc_nvidia).map_err(|source| {
-            let path = roots.proc_nvidia.join("version");
-            StockError::Version { path, source }
-        })?;
-        let driver: DriverVersion = text.parse().map_err(StockError::Branch)?;
-        let mut telemetry: Box<dyn Telemetry> = match &roots.telemetry {
-            Some(path) => Box::new(FileTelemetry::new(path.clone())),
-            None => Box::new(NvmlTelemetry::open()?),
-        };
-        let cards = telemetry.cards()?;
-        let (boards, session) = match driver.branch() {
-            Ok(branch) => {
-                let mut session = Session::open(&roots.dev, branch.alloc)?;
-                let boards = open_boards(&roots, branch.alloc, &cards, &mut session);
-                (boards, Some(session))
-            }
-            Err(error) => {
-                let refuse = |card| inventory::refused(card, error.to_string());
-                (cards.iter().map(refuse).collect(), None)
-            }
-        };
+    /// [`HostError`], if there is no driver at all.
+    pub fn open(roots: Roots) -> Result<Self, HostError> {
+        let Host {
+            driver,
+            telemetry,
+            session,
+            boards,
+        } = Host::open(&roots)?;
         let events = boards.iter().filter_map(|board| match &board.info.state {
             GpuState::Shared => None,
             GpuState::Refused(reason) => Some(Event::Refused {
@@ -219,35 +134,6 @@ impl Stock {
     }
 }
 
-/// The GPUs, in the order of their ids, as samples have them.
-fn open_boards(
-    roots: &Roots,
-    form: AllocForm,
-    cards: &[telemetry::Card],
-    session: &mut Session,
-) -> Vec<Board> {
-    let attached = session.attached().unwrap_or_else(|error| {
-        tracing::warn!(%error, "the driver does not list its gpus");
-        Vec::new()
-    });
-    let minors = inventory::minors(&roots.proc_nvidia);
-    let mut boards: Vec<Board> = cards
-        .iter()
-        .map(|card| {
-            let meter = |gpu| Meter::open(&roots.dev, form, gpu);
-            match inventory::drive(card, session, &attached, &minors, meter) {
-                Ok(driven) => Board {
-                    info: inventory::info_of(card, GpuState::Shared),
-                    driven: Some(driven),
-                },
-                Err(reason) => inventory::refused(card, reason),
-            }
-        })
-        .collect();
-    boards.sort_by(|a, b| a.info.id.cmp(&b.info.id));
-    boards
-}
-
 impl Backend for Stock {
     fn capabilities(&self) -> Capabilities {
         let daemon = [
@@ -268,18 +154,7 @@ impl Backend for Stock {
         let held = memory.iter().filter(|_| self.memory.problem().is_none());
         let mut notes =
             vec!["a tenant may raise its own timeslice; it is set back within a second".to_owned()];
-        let driven = self.boards.iter().filter_map(|board| board.driven.as_ref());
-        let meters: BTreeSet<&str> = driven
-            .clone()
-            .map(|driven| match driven.meter {
-                Meter::ContextSwitches(_) => "context switches, exact under contention",
-                Meter::Telemetry(_) => self.telemetry.source(),
-            })
-            .collect();
-        let mut problems: BTreeSet<&str> = driven
-            .flat_map(|driven| [driven.note.as_deref(), driven.meter.problem()])
-            .flatten()
-            .collect();
+        let (meter, mut problems) = nvidia::meters(&self.boards, self.telemetry.as_ref());
         problems.extend(self.pauses.problem());
         problems.extend(self.memory.problem());
         notes.extend(problems.into_iter().map(str::to_owned));
@@ -303,13 +178,13 @@ impl Backend for Stock {
                 .chain(held)
                 .map(|key| (*key, Enforcer::Daemon))
                 .collect(),
-            meter: meters.into_iter().collect::<Vec<_>>().join("; "),
+            meter,
             notes,
         }
     }
 
     fn gpus(&mut self) -> Vec<GpuInfo> {
-        self.read_boards();
+        nvidia::read_memory(&mut self.boards, self.telemetry.as_mut());
         self.boards.iter().map(|board| board.info.clone()).collect()
     }
 
@@ -406,12 +281,12 @@ impl Backend for Stock {
             all.insert(tenant.id.pid, process);
         }
         for (&pid, reason) in &self.unreachable {
-            let mut process = without_gpu(pid, Name::system());
+            let mut process = procs::without_gpu(pid, Name::system());
             process.refused = Some(reason.clone());
             all.entry(pid).or_insert(process);
         }
         for (id, container) in procs::alive(&self.members, |pid| all.contains_key(&pid)) {
-            let process = without_gpu(id.pid, container);
+            let process = procs::without_gpu(id.pid, container);
             all.entry(id.pid).or_insert(process);
         }
         let (now, count) = (clock::now(), self.discovery.count());
@@ -434,27 +309,6 @@ impl Backend for Stock {
 }
 
 impl Stock {
-    /// Asks how much of each GPU's memory is in use.
-    fn read_boards(&mut self) {
-        match self.telemetry.cards() {
-            Ok(cards) => {
-                for card in cards {
-                    let mut boards = self.boards.iter_mut();
-                    if let Some(board) = boards.find(|board| board.info.id == card.uuid) {
-                        board.info.memory_used = card.memory_used;
-                        board.info.memory_total = card.memory_total;
-                    }
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the gpus' memory is not known");
-                for board in &mut self.boards {
-                    board.info.memory_used = None;
-                }
-            }
-        }
-    }
-
     fn sample_at(&self, now: Micros) -> Sample {
         let gpus = self.boards.iter().enumerate().filter_map(|(at, board)| {
             let driven = board.driven.as_ref()?;
@@ -483,16 +337,5 @@ impl Stock {
             at: now,
             gpus: gpus.collect(),
         }
-    }
-}
-
-fn without_gpu(pid: u32, container: Name) -> Process {
-    Process {
-        pid,
-        command: procs::command(pid).unwrap_or_default(),
-        container,
-        groups: BTreeMap::new(),
-        memory: BTreeMap::new(),
-        refused: None,
     }
 }

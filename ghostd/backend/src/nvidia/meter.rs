@@ -29,14 +29,14 @@ const LAG_US: u64 = 60_000;
 const SYNC_US: u64 = 1_000_000;
 
 /// The source for one GPU.
-pub(super) enum Meter {
+pub(crate) enum Meter {
     ContextSwitches(Box<Tracer>),
     Telemetry(ByProcess),
 }
 
 impl Meter {
     /// The best that can be had, and why it is not the trace, if it is not.
-    pub(super) fn open(dev: &Path, form: AllocForm, gpu: Gpu) -> (Self, Option<String>) {
+    pub(crate) fn open(dev: &Path, form: AllocForm, gpu: Gpu) -> (Self, Option<String>) {
         match Tracer::open(dev, form, gpu) {
             Ok(tracer) => (Self::ContextSwitches(Box::new(tracer)), None),
             Err(error) => {
@@ -49,26 +49,26 @@ impl Meter {
     }
 
     /// Makes a group known, or tells of further contexts of it; whether any was news.
-    pub(super) fn add(&mut self, group: GroupId, pid: u32, contexts: &[u32]) -> bool {
+    pub(crate) fn add(&mut self, group: GroupId, pid: u32, contexts: &[u32]) -> bool {
         match self {
             Self::ContextSwitches(tracer) => tracer.ledger.add(group, pid, contexts),
             Self::Telemetry(by_process) => by_process.add(group, pid),
         }
     }
 
-    pub(super) fn set_slice(&mut self, group: GroupId, slice_us: u64) {
+    pub(crate) fn set_slice(&mut self, group: GroupId, slice_us: u64) {
         if let Self::ContextSwitches(tracer) = self {
             tracer.ledger.set_slice(group, slice_us);
         }
     }
 
-    pub(super) fn set_paused(&mut self, group: GroupId, paused: bool) {
+    pub(crate) fn set_paused(&mut self, group: GroupId, paused: bool) {
         if let Self::ContextSwitches(tracer) = self {
             tracer.ledger.set_paused(group, paused);
         }
     }
 
-    pub(super) fn remove(&mut self, group: GroupId) {
+    pub(crate) fn remove(&mut self, group: GroupId) {
         match self {
             Self::ContextSwitches(tracer) => tracer.ledger.remove(group),
             Self::Telemetry(by_process) => {
@@ -79,7 +79,7 @@ impl Meter {
 
     /// Takes in what happened up to `now`, or without `haste` a little earlier, and returns the
     /// processes that used the GPU by groups that are not known.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
         now: Micros,
         haste: bool,
@@ -96,7 +96,7 @@ impl Meter {
     }
 
     /// Asks what is dear to ask, if it is due.
-    pub(super) fn upkeep(&mut self, now: Micros) {
+    pub(crate) fn upkeep(&mut self, now: Micros) {
         if let Self::ContextSwitches(tracer) = self {
             let sampled = tracer.sample(now);
             tracer.note(sampled);
@@ -104,7 +104,7 @@ impl Meter {
     }
 
     /// GPU time that `group` used, and whether it has work.
-    pub(super) fn read(&self, group: GroupId, now: Micros) -> (Reading<Micros>, Reading<bool>) {
+    pub(crate) fn read(&self, group: GroupId, now: Micros) -> (Reading<Micros>, Reading<bool>) {
         match self {
             Self::ContextSwitches(tracer) => tracer.read(group, now),
             Self::Telemetry(by_process) => by_process.read(group, now),
@@ -112,7 +112,7 @@ impl Meter {
     }
 
     /// What keeps it from measuring, if something does.
-    pub(super) fn problem(&self) -> Option<&str> {
+    pub(crate) fn problem(&self) -> Option<&str> {
         match self {
             Self::ContextSwitches(tracer) => tracer.problem.as_deref(),
             Self::Telemetry(by_process) => by_process.problem.as_deref(),
@@ -121,7 +121,7 @@ impl Meter {
 }
 
 /// Groups by the trace of context switches.
-pub(super) struct Tracer {
+pub(crate) struct Tracer {
     trace: ContextSwitches,
     ledger: Ledger,
     switches: Vec<Switch>,
@@ -249,7 +249,7 @@ impl Tracer {
 /// Groups by what their processes used. All that a process used is charged to its first group:
 /// only their sum is known.
 #[derive(Default)]
-pub(super) struct ByProcess {
+pub(crate) struct ByProcess {
     groups: BTreeMap<GroupId, Counted>,
     used: BTreeMap<u32, Used>,
     /// When a process's count last grew.

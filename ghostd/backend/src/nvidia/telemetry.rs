@@ -43,39 +43,39 @@ pub enum TelemetryError {
 
 /// A GPU as NVML describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub(super) struct Card {
+pub(crate) struct Card {
     /// `GPU-…`
-    pub(super) uuid: GpuId,
+    pub(crate) uuid: GpuId,
     /// As nvidia-smi counts.
-    pub(super) index: u32,
+    pub(crate) index: u32,
     /// `00000000:3B:00.0`
-    pub(super) pci: String,
+    pub(crate) pci: String,
     /// Product name.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Bytes on the card.
-    pub(super) memory_total: Bytes,
+    pub(crate) memory_total: Bytes,
     /// Bytes in use, by whomever.
-    pub(super) memory_used: Option<Bytes>,
+    pub(crate) memory_used: Option<Bytes>,
     /// N of the node `nvidiaN`.
-    pub(super) minor: Option<u32>,
+    pub(crate) minor: Option<u32>,
     /// Whether MIG is on.
     #[serde(default)]
-    pub(super) mig: bool,
+    pub(crate) mig: bool,
 }
 
 /// GPU time that a process used, by a source that counts in processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Used {
+pub(crate) struct Used {
     /// The process.
-    pub(super) pid: u32,
+    pub(crate) pid: u32,
     /// Since it was first seen.
-    pub(super) used: Micros,
+    pub(crate) used: Micros,
     /// The moment for which it holds, on the monotonic clock.
-    pub(super) at: Micros,
+    pub(crate) at: Micros,
 }
 
 /// Where it is learnt.
-pub(super) trait Telemetry: Send {
+pub(crate) trait Telemetry: Send {
     /// Every GPU of this host that answers.
     ///
     /// # Errors
@@ -114,7 +114,7 @@ const HOLDINGS: Micros = Micros(10_000_000);
 /// What each process holds of each GPU's memory. NVML takes 35 us a process to tell, so it is
 /// asked when the driver's count of objects has moved, or the version of the broker's books.
 #[derive(Debug, Default)]
-pub(super) struct Holdings(BTreeMap<GpuId, Held>);
+pub(crate) struct Holdings(BTreeMap<GpuId, Held>);
 
 #[derive(Debug)]
 struct Held {
@@ -128,7 +128,7 @@ struct Held {
 impl Holdings {
     /// The bytes in use by each process on `gpu`, as of the time when the driver's count was
     /// `count` and the books had `version`, if that matters; nothing where they are not told.
-    pub(super) fn on(
+    pub(crate) fn on(
         &mut self,
         gpu: &GpuId,
         count: Option<ClientDatabase>,
@@ -160,7 +160,7 @@ impl Holdings {
 }
 
 /// NVML of the loaded driver.
-pub(super) struct NvmlTelemetry {
+pub(crate) struct NvmlTelemetry {
     nvml: Nvml,
     /// For each GPU the last sample seen, and what each process used.
     seen: BTreeMap<GpuId, (u64, BTreeMap<u32, Used>)>,
@@ -170,7 +170,7 @@ pub(super) struct NvmlTelemetry {
 const LONGEST_SAMPLE_US: u64 = 1_000_000;
 
 impl NvmlTelemetry {
-    pub(super) fn open() -> Result<Self, TelemetryError> {
+    pub(crate) fn open() -> Result<Self, TelemetryError> {
         // The name without a number is there only where one compiles against it.
         let nvml = Nvml::builder()
             .lib_path("libnvidia-ml.so.1".as_ref())
@@ -266,7 +266,7 @@ impl Telemetry for NvmlTelemetry {
 }
 
 /// A file that a stand-in for the driver keeps.
-pub(super) struct FileTelemetry {
+pub(crate) struct FileTelemetry {
     path: PathBuf,
 }
 
@@ -286,7 +286,7 @@ struct Listed {
 }
 
 impl FileTelemetry {
-    pub(super) fn new(path: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf) -> Self {
         Self { path }
     }
 

@@ -11,32 +11,32 @@ use super::meter::Meter;
 use super::telemetry::Card;
 
 /// One GPU.
-pub(super) struct Board {
-    pub(super) info: GpuInfo,
+pub(crate) struct Board {
+    pub(crate) info: GpuInfo,
     /// How it is driven; `None` if it is refused.
-    pub(super) driven: Option<Driven>,
+    pub(crate) driven: Option<Driven>,
 }
 
 /// A GPU that is shared.
-pub(super) struct Driven {
+pub(crate) struct Driven {
     /// The driver's id.
-    pub(super) rm_id: u32,
-    pub(super) gpu: Gpu,
-    pub(super) subdevice: Object,
-    pub(super) meter: Meter,
+    pub(crate) rm_id: u32,
+    pub(crate) gpu: Gpu,
+    pub(crate) subdevice: Object,
+    pub(crate) meter: Meter,
     /// Why the meter is not the best, if it is not.
-    pub(super) note: Option<String>,
+    pub(crate) note: Option<String>,
     /// The class by which processes are listed, once one was found to have any.
-    pub(super) class: Option<u32>,
+    pub(crate) class: Option<u32>,
 }
 
 /// Reads `version` below `proc_nvidia`.
-pub(super) fn driver_version(proc_nvidia: &Path) -> std::io::Result<String> {
+pub(crate) fn driver_version(proc_nvidia: &Path) -> std::io::Result<String> {
     fs::read_to_string(proc_nvidia.join("version"))
 }
 
 /// The minor number of each GPU, from the `information` files below `proc_nvidia`.
-pub(super) fn minors(proc_nvidia: &Path) -> BTreeMap<String, u32> {
+pub(crate) fn minors(proc_nvidia: &Path) -> BTreeMap<String, u32> {
     let entries = fs::read_dir(proc_nvidia.join("gpus"));
     let texts = entries
         .into_iter()
@@ -58,7 +58,7 @@ fn minor_of(information: &str) -> Option<(String, u32)> {
 }
 
 /// A GPU that is left alone.
-pub(super) fn refused(card: &Card, reason: String) -> Board {
+pub(crate) fn refused(card: &Card, reason: String) -> Board {
     Board {
         info: info_of(card, GpuState::Refused(reason)),
         driven: None,
@@ -66,7 +66,7 @@ pub(super) fn refused(card: &Card, reason: String) -> Board {
 }
 
 /// A GPU as people see it.
-pub(super) fn info_of(card: &Card, state: GpuState) -> GpuInfo {
+pub(crate) fn info_of(card: &Card, state: GpuState) -> GpuInfo {
     GpuInfo {
         id: card.uuid.clone(),
         index: card.index,
@@ -82,7 +82,7 @@ pub(super) fn info_of(card: &Card, state: GpuState) -> GpuInfo {
 ///
 /// # Errors
 /// Why it is refused.
-pub(super) fn drive(
+pub(crate) fn drive(
     card: &Card,
     session: &mut Session,
     attached: &[AttachedGpu],

@@ -75,7 +75,7 @@ struct Account {
 
 /// GPU time of each group of one GPU. All times are nanoseconds of one clock, whichever.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     accounts: BTreeMap<GroupId, Account>,
     owners: BTreeMap<(u32, u32), GroupId>,
     resident: Option<Resident>,
@@ -87,18 +87,18 @@ pub(super) struct Ledger {
 
 /// What a ledger says of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Balance {
+pub(crate) struct Balance {
     /// Nanoseconds used up to `at`.
-    pub(super) used: u64,
+    pub(crate) used: u64,
     /// The moment up to which all is counted.
-    pub(super) at: u64,
+    pub(crate) at: u64,
     /// Whether it has work.
-    pub(super) active: bool,
+    pub(crate) active: bool,
 }
 
 impl Ledger {
     /// Makes `group` known: `contexts` of process `pid` are its own. Whether any of it was news.
-    pub(super) fn add(&mut self, group: GroupId, pid: u32, contexts: &[u32]) -> bool {
+    pub(crate) fn add(&mut self, group: GroupId, pid: u32, contexts: &[u32]) -> bool {
         let mut news = !self.accounts.contains_key(&group);
         self.accounts.entry(group).or_default();
         for &context in contexts {
@@ -108,32 +108,32 @@ impl Ledger {
     }
 
     /// The timeslice in force.
-    pub(super) fn set_slice(&mut self, group: GroupId, slice_us: u64) {
+    pub(crate) fn set_slice(&mut self, group: GroupId, slice_us: u64) {
         if let Some(account) = self.accounts.get_mut(&group) {
             account.slice_us = Some(slice_us);
         }
     }
 
     /// Whether its channels are disabled from now on.
-    pub(super) fn set_paused(&mut self, group: GroupId, paused: bool) {
+    pub(crate) fn set_paused(&mut self, group: GroupId, paused: bool) {
         if let Some(account) = self.accounts.get_mut(&group) {
             account.paused = paused;
         }
     }
 
-    pub(super) fn remove(&mut self, group: GroupId) {
+    pub(crate) fn remove(&mut self, group: GroupId) {
         self.accounts.remove(&group);
         self.owners.retain(|_, owner| *owner != group);
         self.waiting.retain(|interval| interval.group != group);
     }
 
     /// The processes that had contexts that nobody made known, since the last call.
-    pub(super) fn take_unknown(&mut self) -> BTreeSet<u32> {
+    pub(crate) fn take_unknown(&mut self) -> BTreeSet<u32> {
         std::mem::take(&mut self.unknown)
     }
 
     /// Takes in one switch, at `at`; false if one before it is missing.
-    pub(super) fn switch(&mut self, switch: Switch, at: u64) -> bool {
+    pub(crate) fn switch(&mut self, switch: Switch, at: u64) -> bool {
         let key = (switch.pid, switch.context);
         match switch.edge {
             Edge::Start => {
@@ -165,7 +165,7 @@ impl Ledger {
     }
 
     /// Forgets who is resident: what was said of it may be wrong.
-    pub(super) fn lose_track(&mut self) {
+    pub(crate) fn lose_track(&mut self) {
         self.resident = None;
     }
 
@@ -208,7 +208,7 @@ impl Ledger {
     /// How soon after the last one a sample of utilization is wanted, in nanoseconds: never where
     /// there is nothing to settle, and later where only those are to be settled that worked all
     /// the time of late.
-    pub(super) fn wants_sample(&self, now: u64) -> Option<u64> {
+    pub(crate) fn wants_sample(&self, now: u64) -> Option<u64> {
         let open = self.open(now).filter(|open| {
             let account = self.accounts.get(&open.group);
             let turn = account.map_or(u64::MAX, longest_turn);
@@ -235,7 +235,7 @@ impl Ledger {
     }
 
     /// Takes in samples of utilization, oldest first, their times on this ledger's clock.
-    pub(super) fn sample(&mut self, samples: &[Busy]) {
+    pub(crate) fn sample(&mut self, samples: &[Busy]) {
         let mut before = None;
         for sample in samples {
             let to = sample.at_ns;
@@ -295,7 +295,7 @@ impl Ledger {
     }
 
     /// What is known of `group` at `now`; it has work if it came within `window` or is there.
-    pub(super) fn balance(&self, group: GroupId, now: u64, window: u64) -> Option<Balance> {
+    pub(crate) fn balance(&self, group: GroupId, now: u64, window: u64) -> Option<Balance> {
         let account = self.accounts.get(&group)?;
         let resident = self
             .resident
@@ -318,7 +318,7 @@ impl Ledger {
     }
 
     /// The longest that a full round of all groups takes.
-    pub(super) fn round(&self) -> u64 {
+    pub(crate) fn round(&self) -> u64 {
         self.accounts.values().map(longest_turn).sum()
     }
 }

@@ -17,21 +17,21 @@ fn read(clock: ClockId) -> u64 {
 }
 
 /// Nanoseconds of the monotonic clock.
-pub(super) fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     read(ClockId::CLOCK_MONOTONIC)
 }
 
 /// The monotonic clock.
-pub(super) fn now() -> Micros {
+pub(crate) fn now() -> Micros {
     Micros(now_ns() / 1000)
 }
 
 /// Nanoseconds of the calendar's clock.
-pub(super) fn realtime_ns() -> u64 {
+pub(crate) fn realtime_ns() -> u64 {
     read(ClockId::CLOCK_REALTIME)
 }
 
 /// The calendar's clock.
-pub(super) fn realtime() -> Micros {
+pub(crate) fn realtime() -> Micros {
     Micros(realtime_ns() / 1000)
 }
