@@ -352,7 +352,7 @@ static void join(const char *cgroup)
 /* The container that a client which this process makes now is charged to. */
 static uint64_t container_now(int fd)
 {
-	struct ghost_client client;
+	struct ghost_client client, gone;
 	uint32_t handle;
 	int rm = rm_open();
 
@@ -360,7 +360,7 @@ static uint64_t container_now(int fd)
 	REQUIRE_EQ(rm_client(rm, &handle), RM_OK);
 	REQUIRE(ghost_client_of(fd, handle, &client));
 	close(rm);
-	EVENTUALLY(!ghost_client_of(fd, handle, &client));
+	EVENTUALLY(!ghost_client_of(fd, handle, &gone));
 	return client.container;
 }
 
