@@ -343,21 +343,21 @@ static void set_budget(struct ghost_line *line, const struct ghost_limit *limit)
 	ghost_budget_set(&line->budget, limit->max_us, limit->period_us, now);
 }
 
+static bool protects(const struct ghost_line *line)
+{
+	return line->memory.min_bytes || line->memory.low_bytes;
+}
+
 static void note_protection(struct ghost_node *node)
 {
+	bool is_protected = protects(&node->defaults);
 	u32 slot;
 
 	list_del_init(&node->protected);
-	if (node->parent)
-		return;
-	for (slot = 0; slot < gpu_count; slot++) {
-		const struct ghost_memory *memory = &node->lines[slot]->memory;
-
-		if (memory->min_bytes || memory->low_bytes) {
-			list_add_tail(&node->protected, &protected);
-			return;
-		}
-	}
+	for (slot = 0; slot < gpu_count; slot++)
+		is_protected |= protects(node->lines[slot]);
+	if (is_protected && !node->parent)
+		list_add_tail(&node->protected, &protected);
 }
 
 static int set_limits(const struct ghost_limit *limit)

@@ -232,21 +232,21 @@ TEST(limits_of_all_gpus_are_those_of_later_ones)
 TEST(protection_of_a_gpu_found_later)
 {
 	int fd = ghost_open();
-	struct tenant kept = tenant(fd, GHOST_NONE, "kept"), other = tenant(fd, GHOST_NONE, "other");
 	struct ghost_limit limit = {
 		.size = sizeof(limit),
-		.id = kept.container,
+		.id = ghost_make(fd, GHOST_NONE, "kept"),
 		.gpu = GHOST_ALL_GPUS,
 		.set = GHOST_SET_MEMORY_MIN,
 		.memory_min = 600 * MIB,
 	};
-	uint64_t bytes = TOTAL;
+	struct tenant other;
+	uint64_t bytes;
 
+	/* Before there is any. */
 	REQUIRE_EQ(ghost_call(fd, GHOST_IOC_LIMIT, &limit), 0);
-	REQUIRE_EQ(entry(&other, GHOST_TEST_GPU, OTHER_GPU, 0, &bytes), 0);
-	REQUIRE_EQ(entry(&other, GHOST_TEST_MEMORY, OTHER_GPU, 1, &bytes), -ENOMEM);
-	bytes = 424 * MIB;
-	REQUIRE_EQ(entry(&other, GHOST_TEST_MEMORY, OTHER_GPU, 1, &bytes), 0);
+	other = tenant(fd, GHOST_NONE, "other");
+	REQUIRE_EQ(take(&other, 1, 424 * MIB + 1), -ENOMEM);
+	REQUIRE_EQ(take(&other, 1, 424 * MIB), 0);
 	/* Where the memory is not known, nothing is kept. */
 	bytes = 0;
 	REQUIRE_EQ(entry(&other, GHOST_TEST_GPU, 0x300, 0, &bytes), 0);
