@@ -38,7 +38,7 @@ pub struct Driver {
     pub version: String,
     /// The folder with `nvidia.ko` and `nvidia-uvm.ko`.
     pub modules: PathBuf,
-    /// The folder with `guest/init`, and `kernel/vmlinuz` where `modules` has none.
+    /// The folder with `guest/init` and `guest/conformance`, and `kernel/vmlinuz` where `modules` has none.
     pub built: PathBuf,
 }
 
@@ -78,6 +78,7 @@ impl Driver {
         };
         let mut image = Initramfs::new()
             .add("init", 0o755, &self.built.join("guest/init"))?
+            .add("conformance", 0o755, &self.built.join("guest/conformance"))?
             .add("nvidia.ko", 0o644, &self.modules.join("nvidia.ko"))?
             .add("nvidia-uvm.ko", 0o644, &self.modules.join("nvidia-uvm.ko"))?;
         // A kernel that has it built in needs no module.
