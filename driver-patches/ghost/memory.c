@@ -171,20 +171,19 @@ static void grew(const struct asker *asker, u32 slot, u64 bytes)
 	}
 }
 
-static void add(struct charge *charge)
+static void take(const struct charge *charge, u64 bytes)
 {
 	struct ghost_tenant *tenant = ghost_tenant(charge->tenant);
 	struct ghost_node *node;
 
 	for (node = charge->node; node; node = node->parent)
-		ghost_charge(&node->lines[charge->slot]->memory, charge->bytes, charge->managed);
-	ghost_slot(charge->slot)->memory_charged += charge->bytes;
+		ghost_charge(&node->lines[charge->slot]->memory, bytes, charge->managed);
+	ghost_slot(charge->slot)->memory_charged += bytes;
 	if (tenant)
-		tenant->memory_bytes += charge->bytes;
-	hash_add(charges, &charge->by_key, (unsigned long)charge->key);
+		tenant->memory_bytes += bytes;
 }
 
-static void drop(struct charge *charge)
+static void give_back(const struct charge *charge, u64 bytes)
 {
 	struct ghost_tenant *tenant = ghost_tenant(charge->tenant);
 	struct ghost_node *node;
@@ -193,13 +192,24 @@ static void drop(struct charge *charge)
 		struct ghost_memory *memory = &node->lines[charge->slot]->memory;
 		bool beyond = ghost_beyond_high(memory);
 
-		ghost_uncharge(memory, charge->bytes, charge->managed);
+		ghost_uncharge(memory, bytes, charge->managed);
 		if (beyond && !ghost_beyond_high(memory))
 			ghost_time_changed();
 	}
-	ghost_slot(charge->slot)->memory_charged -= charge->bytes;
+	ghost_slot(charge->slot)->memory_charged -= bytes;
 	if (tenant)
-		tenant->memory_bytes -= charge->bytes;
+		tenant->memory_bytes -= bytes;
+}
+
+static void add(struct charge *charge)
+{
+	take(charge, charge->bytes);
+	hash_add(charges, &charge->by_key, (unsigned long)charge->key);
+}
+
+static void drop(struct charge *charge)
+{
+	give_back(charge, charge->bytes);
 	hash_del(&charge->by_key);
 	kfree(charge);
 }
@@ -271,6 +281,27 @@ int ghost_memory_charge(const void *key, u32 client, u32 gpu, u64 bytes)
 	if (!tenant || result)
 		kfree(charge);
 	return result;
+}
+
+void ghost_memory_settle(const void *key, const void *as, u64 bytes)
+{
+	struct charge *charge;
+	unsigned long flags;
+
+	spin_lock_irqsave(&ghost_lock, flags);
+	charge = charge_of(key);
+	if (charge) {
+		hash_del(&charge->by_key);
+		forget(as);
+		if (bytes > charge->bytes)
+			take(charge, bytes - charge->bytes);
+		else
+			give_back(charge, charge->bytes - bytes);
+		charge->key = as;
+		charge->bytes = bytes;
+		hash_add(charges, &charge->by_key, (unsigned long)as);
+	}
+	spin_unlock_irqrestore(&ghost_lock, flags);
 }
 
 bool ghost_memory_share(const void *key)
@@ -360,9 +391,21 @@ int ghost_managed_charge(const void *key, u32 pid, u32 gpu, u64 bytes)
 }
 EXPORT_SYMBOL(ghost_managed_charge);
 
-void ghost_managed_uncharge(const void *key)
+bool ghost_managed_uncharge(const void *key, u64 bytes)
 {
-	ghost_memory_uncharge(key);
+	struct charge *charge;
+	unsigned long flags;
+
+	spin_lock_irqsave(&ghost_lock, flags);
+	charge = charge_of(key);
+	if (charge && charge->bytes > bytes) {
+		give_back(charge, bytes);
+		charge->bytes -= bytes;
+	} else if (charge) {
+		drop(charge);
+	}
+	spin_unlock_irqrestore(&ghost_lock, flags);
+	return charge;
 }
 EXPORT_SYMBOL(ghost_managed_uncharge);
 

@@ -193,7 +193,7 @@ static int run(struct ghost_test *test)
 		remove_name(test->object);
 		return 0;
 	case GHOST_TEST_CHUNK_GONE:
-		ghost_managed_uncharge(key_of(test->object, CHUNK));
+		ghost_managed_uncharge(key_of(test->object, CHUNK), GHOST_MAX);
 		return 0;
 	case GHOST_TEST_FAIL:
 		atomic64_set(&fails, min_t(u64, test->value, S32_MAX));
