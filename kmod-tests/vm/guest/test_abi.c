@@ -119,6 +119,46 @@ TEST(sizes_of_items)
 	}
 }
 
+#ifdef __x86_64__
+/* ioctl(2) as a program for 32 bits makes it; `argument` lies below 4 GiB. */
+static int call_32(int fd, unsigned int request, void *argument)
+{
+	int result;
+
+	asm volatile("int $0x80"
+		     : "=a"(result)
+		     : "a"(54), "b"(fd), "c"(request), "d"((unsigned int)(uintptr_t)argument)
+		     : "memory", "r8", "r9", "r10", "r11");
+	return result;
+}
+
+TEST(callers_of_32_bits)
+{
+	struct {
+		struct ghost_list list;
+		struct ghost_container container;
+	} *low = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+	int fd = ghost_open();
+
+	REQUIRE(low != MAP_FAILED);
+	low->list = (struct ghost_list){
+		.size = sizeof(low->list),
+		.what = GHOST_LIST_CONTAINERS,
+		.item_size = sizeof(low->container),
+		.items = (uintptr_t)&low->container,
+		.count = 1,
+	};
+	int result = call_32(fd, GHOST_IOC_LIST, &low->list);
+	if (result == -ENOSYS)
+		skip("this kernel runs no programs for 32 bits");
+	REQUIRE_EQ(result, 0);
+	REQUIRE_EQ(low->list.written, 1);
+	REQUIRE_EQ(low->container.id, GHOST_SYSTEM);
+	REQUIRE_EQ(strcmp(low->container.name, "system"), 0);
+	REQUIRE_EQ(call_32(fd, _IO(GHOST_IOC_MAGIC, 62), &low->list), -ENOTTY);
+}
+#endif
+
 /* Clients come and go: two events each. */
 static void come_and_go(int times)
 {
