@@ -10,6 +10,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ghost-model", &[]),
     ("ghost-rm", &[]),
     ("ghost-notify", &[]),
+    ("ghost-uapi", &[]),
     ("ghost-policy", &["ghost-model"]),
     (
         "ghost-guardian",
@@ -17,7 +18,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "ghost-backend",
-        &["ghost-model", "ghost-rm", "ghost-notify", "ghost-guardian"],
+        &[
+            "ghost-model",
+            "ghost-rm",
+            "ghost-notify",
+            "ghost-uapi",
+            "ghost-guardian",
+        ],
     ),
     (
         "ghostd",
@@ -34,7 +41,12 @@ const ARROWS: &[(&str, &[&str])] = &[
         "ghost-standin",
         &["ghost-model", "ghost-backend", "ghost-rm", "ghost-notify"],
     ),
-    ("ghost-burn", &[]),
+    ("ghost-burn", &["ghost-rm"]),
+    ("ghost-host", &[]),
+    (
+        "ghost-conformance",
+        &["ghost-model", "ghost-backend", "ghost-rm", "ghost-uapi"],
+    ),
     // Nothing depends on it.
     (
         "ghost-fuzz",

@@ -1,6 +1,7 @@
 //! Runs the cases on a woven module with its entry for tests, as root on a machine whose GPUs are
 //! numbers: the virtual machine of `kmod-tests/vm`. Started with `tenant`, it is a process that has a
 //! client of the driver, if it is told to.
+#![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Write as _};
