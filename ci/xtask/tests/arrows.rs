@@ -141,11 +141,13 @@ fn arrows_point_one_way() {
                 );
             }
         }
-        // Tests may use the stand-in besides, and the stand-in's own the command that they run.
+        // Tests may use the stand-in besides, and the stand-in's own the command and the cases that
+        // they run.
         for other in ours(manifest, "dev-dependencies", &members) {
             let fine = allowed.contains(&other.as_str())
                 || other == "ghost-standin"
-                || (name == "ghost-standin" && other == "ghostctl");
+                || (name == "ghost-standin"
+                    && ["ghostctl", "ghost-conformance"].contains(&other.as_str()));
             assert!(fine, "the tests of {name} depend on {other}");
         }
     }
