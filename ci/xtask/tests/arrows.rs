@@ -43,6 +43,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("ghost-burn", &["ghost-rm"]),
     ("ghost-host", &[]),
+    ("ghost-vm", &[]),
     (
         "ghost-conformance",
         &["ghost-model", "ghost-backend", "ghost-rm", "ghost-uapi"],
