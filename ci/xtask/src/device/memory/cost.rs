@@ -61,16 +61,16 @@ fn allocations(lab: &mut Lab, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Launches make no call that the filter sees.
+/// Launches make no call that the filter sees. What a start costs is told elsewhere.
 fn launches(lab: &mut Lab, node: &Node) -> Result<()> {
     let mut rates = [Vec::new(), Vec::new()];
     for _ in 0..3 {
         let bare = lab.bare("launch", &["20", LONG])?;
-        sleep_ms(300.0);
+        sleep_ms(1500.0);
         rates[0].push(work(&[&bare], 700.0)[0]);
         drop(bare);
         let held = lab.held(node, "a", "launch-a", &["20", LONG])?;
-        sleep_ms(300.0);
+        sleep_ms(1500.0);
         rates[1].push(work(&[&held], 700.0)[0]);
     }
     let [bare, held] = rates.map(|mut r| quantile(&mut r, 0.5));
