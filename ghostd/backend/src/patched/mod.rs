@@ -322,6 +322,10 @@ impl Backend for Patched {
             enforced_by.extend(in_kernel.map(|key| (key, Enforcer::Kernel)));
             enforced_by.extend(of_daemon.map(|key| (key, Enforcer::Daemon)));
         }
+        if self.version.hooks == 0 {
+            notes.push("the module's hooks are off: it holds nothing".to_owned());
+            enforced_by.clear();
+        }
         if self.version.is_test {
             notes.push("the module has an entry for tests: this is no release".to_owned());
         }
@@ -341,6 +345,11 @@ impl Backend for Patched {
     }
 
     fn gpus(&mut self) -> Vec<GpuInfo> {
+        // The hooks may be turned off at any time, and then nothing may be claimed of them.
+        match self.device.version() {
+            Ok(version) => self.version = version,
+            Err(error) => tracing::warn!(%error, "what is held is not known"),
+        }
         self.gpus.read(&self.device);
         self.gpus.infos()
     }
