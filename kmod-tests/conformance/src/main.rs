@@ -8,7 +8,7 @@ use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
-use ghost_backend::patched::{PATH, Patched};
+use ghost_backend::patched::{self, PATH, Patched, PatchedError};
 use ghost_backend::{Backend, Roots};
 use ghost_conformance::{CASES, Lacks, World};
 use ghost_model::{Bytes, GpuId, ProcId};
@@ -20,6 +20,7 @@ use ghost_uapi::sys::{
 };
 
 const GPU: u32 = 0x7e57;
+const HOOKS: &str = "/sys/module/nvidia/parameters/ghost_hooks";
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// A process, and what it has.
@@ -211,12 +212,27 @@ fn tenant() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+/// Nothing is claimed of a module whose hooks are off.
+fn off() -> Result<(), Box<dyn std::error::Error>> {
+    let mut backend = Patched::open(Path::new(PATH), &Roots::host())?;
+    assert!(!backend.capabilities().enforced_by.is_empty());
+    std::fs::write(HOOKS, "0")?;
+    backend.gpus();
+    let claimed = backend.capabilities().enforced_by;
+    let found = patched::probe(Path::new(PATH));
+    std::fs::write(HOOKS, "1")?;
+    assert!(claimed.is_empty(), "{claimed:?}");
+    assert!(matches!(found, Err(PatchedError::Off { .. })));
+    Ok(())
+}
+
 fn cases() -> Result<(), Box<dyn std::error::Error>> {
     for case in CASES {
         println!("# {}", case.name);
         case.run(&mut Module::open()?);
     }
-    Ok(())
+    println!("# nothing is claimed of a module whose hooks are off");
+    off()
 }
 
 fn main() -> ExitCode {
