@@ -71,8 +71,9 @@ pub struct Patched {
     keep_due: Micros,
     /// As they were when they were last listed.
     groups: Vec<Group>,
-    /// Processes that had groups, by GPU, and the container in which they had the first.
-    appeared: BTreeMap<(ProcId, GpuId), Name>,
+    /// Processes that have or had groups, by pid and GPU, and the container in which they had the
+    /// first.
+    appeared: BTreeMap<(u32, GpuId), (ProcId, Name)>,
     /// Who a client belongs to, by the client's number.
     owners: BTreeMap<u64, ProcId>,
     leads: Result<(), String>,
@@ -165,31 +166,27 @@ impl Patched {
             let Some(gpu) = self.gpus.id(group.gpu) else {
                 continue;
             };
-            seen.insert((group.pid, gpu.clone()));
-            let known = self
-                .appeared
-                .keys()
-                .any(|(id, on)| id.pid == group.pid && *on == gpu);
-            if known {
-                continue;
-            }
-            if let Some(id) = procs::identify(group.pid) {
+            let key = (group.pid, gpu);
+            if !self.appeared.contains_key(&key)
+                && let Some(id) = procs::identify(group.pid)
+            {
                 let container = self.mirror.name(group.container);
                 self.events.push(Event::Appeared {
                     pid: group.pid,
                     container: container.clone(),
-                    gpu: gpu.clone(),
+                    gpu: key.1.clone(),
                 });
-                self.appeared.insert((id, gpu), container);
+                self.appeared.insert(key.clone(), (id, container));
             }
+            seen.insert(key);
         }
         let mut exited = BTreeMap::new();
-        self.appeared.retain(|(id, gpu), container| {
-            let stays = seen.contains(&(id.pid, gpu.clone()));
-            if !stays && procs::identify(id.pid) != Some(*id) {
+        self.appeared.retain(|key, (id, container)| {
+            let lives = seen.contains(key) || procs::identify(id.pid) == Some(*id);
+            if !lives {
                 exited.insert(id.pid, container.clone());
             }
-            stays
+            lives
         });
         let exited = exited.into_iter();
         self.events
