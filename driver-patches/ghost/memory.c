@@ -290,7 +290,10 @@ void ghost_memory_settle(const void *key, const void *as, u64 bytes)
 
 	spin_lock_irqsave(&ghost_lock, flags);
 	charge = charge_of(key);
-	if (charge) {
+	if (charge && !bytes) {
+		/* A charge of nothing would not keep its container. */
+		drop(charge);
+	} else if (charge) {
 		hash_del(&charge->by_key);
 		forget(as);
 		if (bytes > charge->bytes)
