@@ -26,6 +26,7 @@
 #include <uapi/ghost.h>
 
 #include "ghost_math.h"
+#include "managed.h"
 
 struct pid;
 struct task_struct;
@@ -182,15 +183,9 @@ u32 ghost_list_cgroups(u64 after, void *items, u32 room);
  * taken for gone. Uncharge of what is not known does nothing.
  */
 int ghost_memory_charge(const void *key, u32 client, u32 gpu, u64 bytes);
-/* The driver has made it: from now on it has that name and that size, which is beyond no limit. */
-void ghost_memory_settle(const void *key, const void *as, u64 bytes);
 bool ghost_memory_share(const void *key);	/* one name more: uncharged with the last */
 void ghost_memory_uncharge(const void *key);
 void ghost_memory_failed(const void *key);	/* uncharge: the driver failed, which is counted */
-/* Managed memory, of a process (in the initial pid namespace) instead of a client. */
-int ghost_managed_charge(const void *key, u32 pid, u32 gpu, u64 bytes);
-/* That much of it, or all; whether there was any. */
-bool ghost_managed_uncharge(const void *key, u64 bytes);
 void ghost_memory_end(void);			/* under ghost_lock */
 
 /* time.c, decide.c */

@@ -215,13 +215,13 @@ static void drop(struct charge *charge)
 }
 
 /* `charge` is used if 0 is returned. */
-static int try_charge(struct charge *charge, const struct asker *asker, u32 gpu)
+static int try_charge(struct charge *charge, const struct asker *asker, u32 gpu, bool must)
 {
 	int slot = ghost_slot_found(gpu, 0);
 
 	if (slot < 0)
 		return -ENOMEM;
-	if (!may_charge(asker->node, slot, charge->bytes)) {
+	if (!may_charge(asker->node, slot, charge->bytes) && !must) {
 		count_fail(asker->node, slot);
 		ghost_event(GHOST_EVENT_MEMORY_MAX, asker->node, asker->pid, gpu, 0, charge->bytes);
 		return -ENOMEM;
@@ -275,7 +275,7 @@ int ghost_memory_charge(const void *key, u32 client, u32 gpu, u64 bytes)
 		asker.node = tenant->node;
 		asker.tenant = tenant->id;
 		asker.pid = tenant->pid;
-		result = try_charge(charge, &asker, gpu);
+		result = try_charge(charge, &asker, gpu, false);
 	}
 	spin_unlock_irqrestore(&ghost_lock, flags);
 	if (!tenant || result)
@@ -306,6 +306,7 @@ void ghost_memory_settle(const void *key, const void *as, u64 bytes)
 	}
 	spin_unlock_irqrestore(&ghost_lock, flags);
 }
+EXPORT_SYMBOL(ghost_memory_settle);
 
 bool ghost_memory_share(const void *key)
 {
@@ -371,7 +372,7 @@ static void ask_for_process(struct asker *asker, u32 pid)
 	rcu_read_unlock();
 }
 
-int ghost_managed_charge(const void *key, u32 pid, u32 gpu, u64 bytes)
+int ghost_managed_charge(const void *key, u32 pid, u32 gpu, u64 bytes, bool must)
 {
 	struct charge *charge;
 	struct asker asker = {};
@@ -386,13 +387,31 @@ int ghost_managed_charge(const void *key, u32 pid, u32 gpu, u64 bytes)
 	spin_lock_irqsave(&ghost_lock, flags);
 	forget(key);
 	ask_for_process(&asker, pid);
-	result = try_charge(charge, &asker, gpu);
+	result = try_charge(charge, &asker, gpu, must);
 	spin_unlock_irqrestore(&ghost_lock, flags);
 	if (result)
 		kfree(charge);
 	return result;
 }
 EXPORT_SYMBOL(ghost_managed_charge);
+
+bool ghost_managed_room(u32 pid, u32 gpu, u64 bytes)
+{
+	struct asker asker = {};
+	unsigned long flags;
+	bool room;
+	int slot;
+
+	if (!ghost_on || !pid)
+		return true;
+	spin_lock_irqsave(&ghost_lock, flags);
+	slot = ghost_slot_of(gpu);
+	ask_for_process(&asker, pid);
+	room = slot < 0 || may_charge(asker.node, slot, bytes);
+	spin_unlock_irqrestore(&ghost_lock, flags);
+	return room;
+}
+EXPORT_SYMBOL(ghost_managed_room);
 
 bool ghost_managed_uncharge(const void *key, u64 bytes)
 {

@@ -167,7 +167,7 @@ static int take(struct ghost_test *test)
 					     test->value);
 	else
 		result = ghost_managed_charge(key_of(test->object, CHUNK), task_tgid_nr(current),
-					      test->gpu, test->value);
+					      test->gpu, test->value, false);
 	test->status = result ? NV_ERR_NO_MEMORY : NV_OK;
 	return result;
 }
