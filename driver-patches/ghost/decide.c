@@ -5,6 +5,8 @@
  *
  * Under ghost_lock; what is not declared in core.h is called by the thread of time.c alone.
  */
+#include <linux/bug.h>
+
 #include "time.h"
 
 static u32 line_paused(const struct ghost_line *line)
@@ -57,6 +59,7 @@ u64 ghost_decide_pauses(u32 slot, const struct ghost_look *look)
 			begin_anew(&line->budget, look->now_us);
 		if (look->held)
 			ghost_budget_advance(&line->budget, line->running, look->now_us);
+		WARN_ON_ONCE(IS_ENABLED(GHOST_TEST) && !ghost_budget_is_valid(&line->budget));
 		node->turn.paused |= line_paused(line);
 	}
 	list_for_each_entry(group, ghost_groups(), all) {

@@ -14,6 +14,7 @@
 #include <linux/sched.h>
 #include <linux/sizes.h>
 
+#include "controls.h"
 #include "core.h"
 #include "hooks.h"
 #include "layout.h"
@@ -222,7 +223,6 @@ NV_STATUS kchangrpapiCtrlCmdSetTimeslice_IMPL(struct KernelChannelGroupApi *grou
 
 /* Controls of scheduling. */
 
-#define SUBDEVICE_DISABLE_CHANNELS	0x2080110b
 #define SUBDEVICE_SET_SCHED_POLICY	0x20801115
 #define SUBDEVICE_ROTATE_DISABLE	0x2080111a	/* as SUBDEVICE_DISABLE_CHANNELS, for confidential computing */
 #define SUBDEVICE_OBJSCHED_SET_STATE	0x20801121
@@ -309,19 +309,6 @@ NV_STATUS rmresControl_Prologue_IMPL(struct RmResource *resource, struct CALL_CO
 	spin_unlock_irqrestore(&ghost_lock, flags);
 	return status;
 }
-
-/* SUBDEVICE_DISABLE_CHANNELS, the driver's public structure. */
-struct disable_channels {
-	u8 disable;
-	u8 pad[3];
-	u32 count;
-	u8 only_scheduling;
-	u8 rewind;
-	u8 pad2[6];
-	u64 event;
-	u32 clients[64];
-	u32 channels[64];
-};
 
 /*
  * Under ghost_lock. A tenant may stop what is its own process's. It may let run again what Ghost has not

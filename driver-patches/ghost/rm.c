@@ -12,6 +12,7 @@
 #include <linux/mutex.h>
 #include <linux/sched.h>
 
+#include "controls.h"
 #include "core.h"
 #include "hooks.h"
 
@@ -35,7 +36,6 @@
 
 #define ROOT_GPU_INSTANCES	0x205
 #define SUBDEVICE_GPU_ID	0x20800142
-#define SUBDEVICE_DISABLE	0x2080110b
 #define SUBDEVICE_MEMORY_INFO	0x20801301
 #define GROUP_SET_TIMESLICE	0xa06c0103
 
@@ -103,18 +103,6 @@ struct memory_info {
 };
 
 #define MEMORY_INFO_TOTAL	9	/* KiB that tenants can have */
-
-struct disable_channels {
-	u8 disable;
-	u8 pad[3];
-	u32 count;
-	u8 only_scheduling;
-	u8 rewind;
-	u8 pad2[6];
-	u64 event;
-	u32 clients[64];
-	u32 channels[64];
-};
 
 /* Our own client, made when it is first needed; 0: there is none. Only the thread comes here, and
  * ghost_rm_end() when that has ended. */
@@ -322,7 +310,7 @@ static int disable(u32 gpu, u32 client, u32 handle, bool disable)
 	if (ghost_test_owns(gpu))
 		return ask_for_test(client, handle);
 	result = subdevice_of(gpu, &subdevice);
-	return result ?: result_of(control(own, subdevice, SUBDEVICE_DISABLE, &params, sizeof(params)));
+	return result ?: result_of(control(own, subdevice, SUBDEVICE_DISABLE_CHANNELS, &params, sizeof(params)));
 }
 
 int ghost_rm_stop(u32 gpu, u32 client, u32 handle)
