@@ -11,6 +11,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ghost-rm", &[]),
     ("ghost-notify", &[]),
     ("ghost-uapi", &[]),
+    ("ghost-wire", &[]),
     ("ghost-policy", &["ghost-model"]),
     (
         "ghost-guardian",
@@ -67,6 +68,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 const SAFE: &[&str] = &[
     "ghost-model",
     "ghost-policy",
+    "ghost-wire",
     "ghostd",
     "ghostctl",
     "ghost-fuzz",
