@@ -433,31 +433,41 @@ TEST(a_container_with_a_client_stays)
 	EVENTUALLY(delete(fd, id) == 0);
 }
 
-/* Other numbers by hand: GHOST_VM_APPEND=fuzz=10000000, which the kernel hands to init. */
+/*
+ * Other numbers by hand, on the kernel's command line: fuzz=10000000 seed=1. The driver is loaded anew
+ * after each FUZZ_ROUND, so that what is still there then was leaked.
+ */
 #define FUZZ_CALLS 100000
+#define FUZZ_ROUND 50000
+#define LEAK_KIB 1024
 
-TEST(nonsense)
+/* Of the kernel's memory, in KiB. */
+static long unreclaimable(void)
+{
+	const char *line = strstr(text_of("/proc/meminfo"), "SUnreclaim:");
+
+	return line ? atol(line + strlen("SUnreclaim:")) : 0;
+}
+
+static void call_nonsense(unsigned int *seed, int calls)
 {
 	union argument argument;
 	struct ghost_version version = { .size = sizeof(version) };
-	unsigned int seed = 20261202;
-	const char *wanted = getenv("fuzz");
-	int calls = wanted ? atoi(wanted) : FUZZ_CALLS;
 	int fd = ghost_open();
 
 	for (int i = 0; i < calls; i++) {
-		size_t which = rand_r(&seed) % (REQUESTS + 1);
+		size_t which = rand_r(seed) % (REQUESTS + 1);
 		unsigned long request = which < REQUESTS ? requests[which].request : GHOST_IOC_TEST;
 
 		for (size_t byte = 0; byte < sizeof(argument); byte += 4) {
-			uint32_t value = rand_r(&seed);
+			uint32_t value = rand_r(seed);
 			/* Small numbers and zeros get further than noise does. */
 			value = value % 3 == 0 ? value : value % 3 == 1 ? value % 8 : 0;
 			memcpy(argument.bytes + byte, &value, 4);
 		}
-		if (rand_r(&seed) % 8)
+		if (rand_r(seed) % 8)
 			argument.size = which < REQUESTS ? requests[which].size : sizeof(struct ghost_test);
-		if (rand_r(&seed) % 8)
+		if (rand_r(seed) % 8)
 			argument.flags = 0;
 		/* A negative descriptor at times, and none that others wait for. */
 		ioctl(fd, request, &argument);
@@ -471,4 +481,25 @@ TEST(nonsense)
 	/* What it made goes with the module. */
 	close(fd);
 	EVENTUALLY(unload_driver() == 0);
+}
+
+TEST(nonsense)
+{
+	const char *fuzz = getenv("fuzz"), *first = getenv("seed");
+	int rounds = (fuzz ? atoi(fuzz) : FUZZ_CALLS) / FUZZ_ROUND;
+	unsigned int seed = first ? atoi(first) : 20261202;
+	long before = 0;
+
+	for (int round = 0; round < rounds; round++) {
+		if (round)
+			REQUIRE_EQ(load_driver("ghost_no_gpu=1"), 0);
+		call_nonsense(&seed, FUZZ_ROUND);
+		/* The first round fills the kernel's caches. */
+		if (!round)
+			before = unreclaimable();
+		if (fuzz)
+			printf("# %d calls, %ld KiB\n", (round + 1) * FUZZ_ROUND, unreclaimable());
+		fflush(stdout);
+	}
+	REQUIRE(unreclaimable() < before + LEAK_KIB);
 }

@@ -38,7 +38,8 @@ pub struct Driver {
     pub version: String,
     /// The folder with `nvidia.ko` and `nvidia-uvm.ko`.
     pub modules: PathBuf,
-    /// The folder with `guest/init` and `guest/conformance`, and `kernel/vmlinuz` where `modules` has none.
+    /// The folder with `guest/init`, `guest/conformance` and `guest/count.so`, and `kernel/vmlinuz` where
+    /// `modules` has none.
     pub built: PathBuf,
 }
 
@@ -70,6 +71,30 @@ impl Driver {
     /// machine is killed after `limit`; what is missing from the report then says so. `append` is
     /// added to the kernel's command line.
     pub fn boot(&self, limit: Duration, append: &str) -> Result<Report, VmError> {
+        self.boot_with(limit, append, &[])
+    }
+
+    /// Boots as [`Driver::boot`] does, on one processor, and has the instructions counted that the guest
+    /// names; the counts go to the file `out`, in the form that `count/count.c` tells of.
+    pub fn count(&self, limit: Duration, append: &str, out: &Path) -> Result<Report, VmError> {
+        let plugin = format!(
+            "file={},out={}",
+            self.built.join("guest/count.so").display(),
+            out.display()
+        );
+        self.boot_with(
+            limit,
+            &format!("maxcpus=1 count=1 {append}"),
+            &["-plugin", &plugin],
+        )
+    }
+
+    fn boot_with(
+        &self,
+        limit: Duration,
+        append: &str,
+        arguments: &[&str],
+    ) -> Result<Report, VmError> {
         let own = self.modules.join("kernel");
         let kernel = if own.exists() {
             own
@@ -105,6 +130,7 @@ impl Driver {
             .arg(image.path())
             .arg("-append")
             .arg(format!("console=ttyS0 quiet panic=-1 {append}"))
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

@@ -10,8 +10,10 @@ fn boot(release: &str) -> Result<(), Box<dyn std::error::Error>> {
         eprintln!("skipped: no woven {release} in target/driver: run ci/driver");
         return Ok(());
     };
+    // By hand, for runs that take longer.
+    let seconds = std::env::var("GHOST_VM_SECONDS").unwrap_or_default();
     let report = driver.boot(
-        Duration::from_secs(900),
+        Duration::from_secs(seconds.parse().unwrap_or(900)),
         &std::env::var("GHOST_VM_APPEND").unwrap_or_default(),
     )?;
     let passed = report.passed()?;
