@@ -50,6 +50,29 @@ pub struct Hello {
     pub tenant: Tenant,
     /// Delays to be injected.
     pub inject: Inject,
+    /// Variables of the program's environment that are meant for the driver: the session's process
+    /// gets those that [`Hello::variables`] lets through before it loads the driver.
+    pub environment: Vec<(String, String)>,
+}
+
+/// The variables that a client may set for the driver that serves it.
+pub const ENVIRONMENT: &[&str] = &[
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_MODULE_LOADING",
+    "CUDA_FORCE_PTX_JIT",
+    "CUDA_DISABLE_PTX_JIT",
+];
+
+impl Hello {
+    /// The variables to set, with their values: those of [`ENVIRONMENT`], no others.
+    pub fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.environment.iter();
+        pairs
+            .filter(|(name, value)| ENVIRONMENT.contains(&name.as_str()) && !value.contains('\0'))
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+    }
 }
 
 /// Whose work a session is, and what holds it there.
@@ -253,6 +276,7 @@ mod tests {
                 rtt_us: 1000,
                 rate: 0,
             },
+            environment: vec![("CUDA_VISIBLE_DEVICES".to_owned(), "1".to_owned())],
         }
     }
 
@@ -267,6 +291,16 @@ mod tests {
         let mut longer = bytes;
         longer.push(0);
         assert_eq!(from_bytes::<Hello>(&longer), Err(Malformed::Left(1)));
+    }
+
+    #[test]
+    fn only_the_drivers_variables_are_let_through() {
+        let mut hello = hello();
+        let preload = ("LD_PRELOAD".to_owned(), "/tmp/x.so".to_owned());
+        let order = ("CUDA_DEVICE_ORDER".to_owned(), "a\0b".to_owned());
+        hello.environment.extend([preload, order]);
+        let variables: Vec<_> = hello.variables().collect();
+        assert_eq!(variables, [("CUDA_VISIBLE_DEVICES", "1")]);
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub mod hello;
 pub mod id;
 pub mod kind;
 pub mod message;
+pub mod result;
 pub mod stats;
 mod table;
 
