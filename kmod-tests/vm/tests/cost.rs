@@ -78,7 +78,7 @@ fn charges_are_cheap() -> Result<(), Box<dyn Error>> {
         // Else it was not counted.
         assert!(charge > 100 && uncharge > 100, "{name}");
         assert!(charge < 1000 && uncharge < 1000, "{name}");
-        // No program has less than 2 MiB of a GPU.
+        // libcuda takes no less than 2 MiB of a GPU.
         if index > 0 {
             assert!(charge * 100 < allocation, "{name}");
             assert!(uncharge * 100 < allocation, "{name}");
