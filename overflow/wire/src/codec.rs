@@ -108,6 +108,12 @@ impl<'a> Decoder<'a> {
         Ok(&bytes[..len])
     }
 
+    /// What is not read yet.
+    #[must_use]
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
     /// Refuses what is left over.
     pub fn end(self) -> Result<(), Malformed> {
         match self.rest.len() {

@@ -63,7 +63,8 @@ pub struct Found<T>(PhantomData<T>);
 /// Pointer to a result of the size of `T`; in the reply, a byte string. Null is refused.
 #[derive(Debug)]
 pub struct Out<T>(PhantomData<T>);
-/// As [`Out`], but null where the caller does not care; a word that says whether it is wanted.
+/// As [`Out`], but null where the caller does not care; a word that says whether it is wanted, and
+/// a byte string in the reply only then.
 #[derive(Debug)]
 pub struct MaybeOut<T>(PhantomData<T>);
 /// Pointer to `N` bytes that are read: a byte string. No pointer and no handle in it.

@@ -1,0 +1,1 @@
+//! Devices: what the welcome said of them.

@@ -1,0 +1,14 @@
+//! The functions that are written by hand, under one roof: [`crate::exports`] looks up each row of
+//! class `local`, `syncs`, `hand_posted` or `hand_waited` here by its symbol.
+//!
+//! To add one: write, in any module that is re-exported here,
+//! `pub(crate) unsafe extern "C" fn cuX(...) -> Code` for a row that is `plain`, and
+//! `pub(crate) unsafe extern "C" fn cuX<const PT: bool>(...) -> Code` for one that is `ptsz` or
+//! `ptds` (`PT`: the per-thread form). Handles are `u64`, device addresses `u64`, devices `i32`.
+//! A row that has none yet answers `CUDA_ERROR_NOT_SUPPORTED`.
+
+pub(crate) use crate::context::*;
+pub(crate) use crate::device::*;
+pub(crate) use crate::errors::*;
+pub(crate) use crate::memory::*;
+pub(crate) use crate::work::*;
