@@ -182,6 +182,14 @@ static bool kernel_complained(int kmsg)
 	return found;
 }
 
+/* Lockdep, where the kernel has it, checks nothing more after its first report, or when it is full. */
+static bool lockdep_ended(void)
+{
+	const char *at = strstr(text_of("/proc/lockdep_stats"), "debug_locks:");
+
+	return at && !atoi(at + strlen("debug_locks:"));
+}
+
 static int run(const struct test *test)
 {
 	const char *seconds = getenv("seconds");
@@ -246,6 +254,10 @@ int main(void)
 		}
 		if (kernel_complained(kmsg))
 			result = FAILED;
+		if (!test->next && lockdep_ended()) {
+			say("# lockdep did not come to the end\n");
+			result = FAILED;
+		}
 		/* What a failed test left is none of the next one's. */
 		if (result == FAILED) {
 			unload_uvm();

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static int stop(int fd, struct tenant *t)
@@ -133,6 +134,78 @@ TEST(what_the_driver_refuses_is_undone)
 	REQUIRE_EQ(resume(holder, &t), -EIO);
 	REQUIRE_EQ(ghost_stat_of(fd, t.container, GPU).paused, 0);
 	EVENTUALLY(group_of(&t).paused == 0);
+	leave();
+}
+
+/* So many that stopping them takes longer than the timer, or nearly always. */
+#define MANY 500
+
+static volatile sig_atomic_t rang;
+
+static void ring(int signal)
+{
+	(void)signal;
+	rang = 1;
+}
+
+static uint32_t paused_groups(struct tenant *t)
+{
+	static struct ghost_group groups[MANY];
+	struct ghost_list list = {
+		.size = sizeof(list),
+		.what = GHOST_LIST_GROUPS,
+		.item_size = sizeof(*groups),
+		.count = MANY,
+		.items = (uintptr_t)groups,
+	};
+	uint32_t paused = 0;
+
+	REQUIRE_EQ(ghost_call(t->fd, GHOST_IOC_LIST, &list), 0);
+	REQUIRE_EQ(list.written, MANY);
+	for (int i = 0; i < MANY; i++)
+		paused += groups[i].paused != 0;
+	return paused;
+}
+
+/* Stops it while a timer rings, until it has rung in between: what that request said. */
+static int stop_while_it_rings(int holder, struct tenant *t, int flags)
+{
+	struct sigaction action = { .sa_handler = ring, .sa_flags = flags };
+	int result;
+
+	REQUIRE_EQ(sigaction(SIGUSR1, &action, NULL), 0);
+	for (long us = 1000; us < 101000; us += 1000) {
+		struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1 };
+		struct itimerspec when = { .it_value.tv_nsec = us * 1000 };
+		timer_t timer;
+
+		rang = 0;
+		REQUIRE_EQ(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
+		REQUIRE_EQ(timer_settime(timer, 0, &when, NULL), 0);
+		result = stop(holder, t);
+		timer_delete(timer);
+		if (result || (flags && rang))
+			return result;
+		REQUIRE_EQ(resume(holder, t), 0);
+	}
+	fail(__FILE__, __LINE__, "no signal came while it was stopped");
+}
+
+TEST(a_pause_that_a_signal_interrupts_is_undone)
+{
+	int fd = ghost_open(), holder = ghost_open();
+	struct tenant t = tenant(fd, GHOST_NONE, "one");
+
+	for (uint64_t object = 1; object <= MANY; object++)
+		add_group(&t, GPU, object);
+	REQUIRE_EQ(stop_while_it_rings(holder, &t, 0), -EINTR);
+	REQUIRE_EQ(ghost_stat_of(fd, t.container, GPU).paused, 0);
+	EVENTUALLY(paused_groups(&t) == 0);
+	/* A handler that asks for it has the request made again. */
+	REQUIRE_EQ(stop_while_it_rings(holder, &t, SA_RESTART), 0);
+	REQUIRE_EQ(paused_groups(&t), MANY);
+	REQUIRE_EQ(resume(holder, &t), 0);
+	REQUIRE_EQ(paused_groups(&t), 0);
 	leave();
 }
 
