@@ -1,6 +1,8 @@
-//! Files that are made from the code: man pages, completions, the key table of the documents.
+//! Files that are made from the code: man pages, completions, the key table of the documents, the
+//! bindings of the kernel module's header.
 //! They are checked in, and `--check` (which CI runs) fails where one is not what it would be.
 
+mod bindings;
 mod keys;
 mod pages;
 
@@ -66,6 +68,7 @@ fn files(root: &Path) -> Result<BTreeMap<PathBuf, String>> {
     let interface = PathBuf::from("docs/interface.md");
     let text = fs::read_to_string(root.join(&interface)).context("docs/interface.md")?;
     files.insert(interface, keys::fill_in(&text)?);
+    files.insert(PathBuf::from(bindings::FILE), bindings::text(root)?);
     Ok(files)
 }
 

@@ -40,7 +40,7 @@ enum Task {
         #[arg(long)]
         json: bool,
     },
-    /// Write man pages, completions and the key table of the documents.
+    /// Write man pages, completions, the key table of the documents and the kernel module's bindings.
     Gen {
         /// Write nothing; fail if a file is not as it would be written.
         #[arg(long)]

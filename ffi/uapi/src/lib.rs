@@ -6,15 +6,8 @@
 //! Structures of this crate are of version 1 of the interface and tell their size in each request:
 //! a later module takes them, and leaves what it added at what it was.
 //!
-//! `sys.rs` was made by bindgen 0.60, in `ffi/uapi`; a test compares every layout and number with the
-//! header:
-//!
-//! ```text
-//! bindgen --allowlist-type 'ghost_.*' --allowlist-var 'GHOST_.*' --blocklist-item GHOST_MAX \
-//!     --blocklist-item GHOST_DEVICE --with-derive-default --no-layout-tests --use-core \
-//!     --ctypes-prefix core::ffi --default-macro-constant-type unsigned \
-//!     ../../driver-patches/include/uapi/ghost.h -o src/sys.rs -- -I../../driver-patches/include
-//! ```
+//! `sys.rs` is made by bindgen (`cargo run -p xtask -- gen`); a test compares every layout and number
+//! with what a C compiler makes of the header.
 
 mod device;
 mod error;
