@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Says the version that is advertised, then for each line "NAME VERSION" of its standard input
+ * whether that is there for a caller who was built for it.
+ */
+#include "../check.h"
+
+int main(void)
+{
+	char name[128];
+	int version = 0, since, status;
+
+	start();
+	CHECK(cuDriverGetVersion(&version));
+	printf("%d\n", version);
+	while (scanf("%127s %d", name, &since) == 2) {
+		void *function = NULL;
+		CUresult result = cuGetProcAddress(name, &function, since, 0, &status);
+
+		printf("%s %d\n", name, result == CUDA_SUCCESS && function);
+	}
+	return 0;
+}

@@ -1,0 +1,187 @@
+//! What has bitten others who sent the driver's calls elsewhere: each a program that runs at 0, 1
+//! and 30 ms of injected round trip. What can also be had wrong *here* runs here too.
+
+use anyhow::{Context, Result};
+use ghost_overflow_tests::{Executor, Inject, Place, Said, Stage, Ticket, program};
+use ghost_wire::api::{Class, ENTRIES, KNOWN};
+use ghost_wire::stats::Counter;
+use std::time::Duration;
+
+const RTT_US: [u64; 3] = [0, 1_000, 30_000];
+
+/// Runs `see` with a ticket for each round-trip time.
+fn at_each(mut see: impl FnMut(&Stage, &Executor, &Ticket) -> Result<()>) -> Result<()> {
+    let stage = Stage::new()?;
+    let executor = Executor::start(stage.path(), &["--device", "cpu"])?;
+    for rtt_us in RTT_US {
+        let ticket = Ticket {
+            inject: Inject { rtt_us, rate: 0 },
+            ..stage.ticket(executor.address())
+        };
+        see(&stage, &executor, &ticket).with_context(|| format!("at {rtt_us} us"))?;
+    }
+    Ok(())
+}
+
+/// Runs a trap here and at each round-trip time; all say the same.
+fn everywhere(name: &str, args: &[&str]) -> Result<()> {
+    let stage = Stage::new()?;
+    let here = stage.run(Place::Here, &program(name), args)?.right()?;
+    assert!(!here.out.is_empty());
+    at_each(|stage, _, ticket| {
+        let there = stage.run(Place::There(ticket), &program(name), args)?;
+        assert_eq!(there.right()?.out, here.out);
+        Ok(())
+    })
+}
+
+#[test]
+fn an_error_that_was_not_waited_for_is_told_once() -> Result<()> {
+    for by in ["context", "stream", "copy", "event"] {
+        everywhere("late", &[by]).context(by)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_small_request_does_not_overtake_a_big_one() -> Result<()> {
+    everywhere("overtake", &[])
+}
+
+#[test]
+fn a_source_is_free_when_the_call_returns() -> Result<()> {
+    everywhere("reuse", &[])
+}
+
+#[test]
+fn a_copy_out_is_there_at_the_next_sync() -> Result<()> {
+    everywhere("out", &[])
+}
+
+#[test]
+fn memory_that_only_the_program_writes_stays_as_it_is() -> Result<()> {
+    everywhere("pinned", &[])
+}
+
+#[test]
+fn callbacks_keep_the_order_of_their_stream() -> Result<()> {
+    everywhere("callbacks", &[])
+}
+
+#[test]
+fn threads_wait_for_their_own_work() -> Result<()> {
+    everywhere("threads", &[])
+}
+
+#[test]
+fn signals_interrupt_nothing() -> Result<()> {
+    everywhere("signals", &[])
+}
+
+#[test]
+fn the_library_may_be_closed_and_opened() -> Result<()> {
+    everywhere("unload", &[])
+}
+
+#[test]
+fn a_new_program_in_the_process_begins_afresh() -> Result<()> {
+    everywhere("exec", &[])
+}
+
+#[test]
+fn calls_after_the_exit_handlers_return() -> Result<()> {
+    everywhere("exit", &[])
+}
+
+#[test]
+fn a_forked_child_has_no_part_in_its_parents_connection() -> Result<()> {
+    let child = program("vector_add");
+    let child = child.to_str().context("no text")?;
+    at_each(|stage, _, ticket| {
+        let said = stage
+            .run(Place::There(ticket), &program("fork"), &[child])?
+            .right()?;
+        assert!(said.out.contains("vector add of"), "{}", said.out);
+        assert!(said.out.contains("the parent's work is whole"));
+        Ok(())
+    })
+}
+
+#[test]
+fn a_million_tiny_copies_wait_for_next_to_nothing() -> Result<()> {
+    at_each(|stage, _, ticket| {
+        // The count is what matters, and a debug build is slow.
+        let times = if ticket.inject.rtt_us == 1_000 {
+            1_000_000
+        } else {
+            100_000
+        };
+        let said = stage
+            .run(
+                Place::There(ticket),
+                &program("tiny"),
+                &[&times.to_string()],
+            )?
+            .right()?;
+        let waited = stage.counter(said.pid, Counter::Waited)?;
+        let posted = stage.counter(said.pid, Counter::Posted)?;
+        assert!(waited < 50, "{waited} calls were waited for");
+        assert!(posted >= times, "{posted} calls were counted");
+        Ok(())
+    })
+}
+
+#[test]
+fn only_the_visible_devices_are_there() -> Result<()> {
+    let count = |said: &Said| {
+        said.out
+            .split(' ')
+            .next()
+            .and_then(|n| n.parse::<u32>().ok())
+    };
+    at_each(|stage, _, ticket| {
+        let with = |value: Option<&str>| -> Result<Said> {
+            let mut command = stage.command(Place::There(ticket), &program("info"))?;
+            command.env_remove("CUDA_VISIBLE_DEVICES");
+            command.envs(value.map(|v| ("CUDA_VISIBLE_DEVICES", v)));
+            stage.start(&mut command)?.end(Duration::from_secs(60))
+        };
+        let all = with(None)?.right()?;
+        assert!(count(&all).is_some_and(|n| n >= 1), "{}", all.out);
+        let first = with(Some("0"))?.right()?;
+        assert_eq!(count(&first), Some(1));
+        for none in ["-1", ""] {
+            let said = with(Some(none))?;
+            assert_eq!(said.out, "no device\n", "with {none:?}: {}", said.err);
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn what_the_advertised_version_promises_is_there() -> Result<()> {
+    at_each(|stage, _, ticket| {
+        let mut command = stage.command(Place::There(ticket), &program("procs"))?;
+        let mut process = stage.start(&mut command)?;
+        let entries: String = ENTRIES
+            .iter()
+            .map(|e| format!("{} {}\n", e.name, e.since))
+            .collect();
+        process.close(&entries)?;
+        let said = process.end(Duration::from_secs(60))?.right()?;
+        let mut lines = said.out.lines();
+        let version: u32 = lines.next().context("nothing said")?.parse()?;
+        assert!((11_040..=KNOWN).contains(&version), "{version}");
+        let mut seen = 0;
+        for (entry, line) in ENTRIES.iter().zip(lines) {
+            let (name, there) = line.rsplit_once(' ').context("a line of one word")?;
+            assert_eq!(name, entry.name);
+            if entry.since <= version && entry.class != Class::Refused {
+                assert_eq!(there, "1", "{name} of {}", entry.since);
+                seen += 1;
+            }
+        }
+        assert!(seen > 100, "{seen}");
+        Ok(())
+    })
+}
