@@ -9,10 +9,16 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 mod memory;
+mod overflow;
 
 type Part = (&'static str, fn(&mut Report) -> Result<()>);
 
-const PARTS: &[Part] = &[("scale", scale), ("rest", rest), ("memory", memory::run)];
+const PARTS: &[Part] = &[
+    ("scale", scale),
+    ("rest", rest),
+    ("memory", memory::run),
+    ("overflow", overflow::run),
+];
 
 /// Runs one bench, or all.
 pub fn run(only: Option<&str>, json: bool) -> Result<ExitCode> {

@@ -25,7 +25,7 @@ enum Task {
     },
     /// Measure what needs no GPU: all, or one by name.
     Bench {
-        /// `scale` or `rest`.
+        /// `scale`, `rest`, `memory` or `overflow`.
         name: Option<String>,
         /// One JSON document instead of a table.
         #[arg(long)]
