@@ -1,30 +1,88 @@
 //! The exports: for each row of the table one jump through a slot, which holds the genuine driver's
 //! function or the shim's.
 
-use ghost_wire::driver_api;
-use ghost_wire::result::Code;
-use std::sync::atomic::AtomicPtr;
+use ghost_wire::api::ENTRIES;
+use ghost_wire::result::{Code, NO_DEVICE, NOT_SUPPORTED};
+use ghost_wire::{Op, driver_api};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// How many rows the table has.
-const ROWS: usize = ghost_wire::api::ENTRIES.len();
+const ROWS: usize = ENTRIES.len();
 
-/// A function's address.
-#[derive(Clone, Copy)]
-pub(crate) struct Target(pub(crate) *const ());
-// SAFETY: the address of code, never written through.
-unsafe impl Sync for Target {}
+/// Addresses of exports: of each row the plain form and the per-thread form, which is the plain one
+/// where there is no other.
+struct Trampolines([[*const (); 2]; ROWS]);
+// SAFETY: addresses of code, never written through.
+unsafe impl Sync for Trampolines {}
+
+/// The address that the export of this row and form has.
+pub(crate) fn trampoline(op: Op, per_thread: bool) -> Option<*const ()> {
+    let row = TRAMPOLINES.0.get(usize::from(op.0))?;
+    row.get(usize::from(per_thread)).copied()
+}
+
+/// Makes each export jump to the genuine driver's function.
+pub(crate) fn pass() {
+    let there = crate::genuine::exists();
+    for (at, (slots, entry)) in SLOTS.iter().zip(ENTRIES).enumerate() {
+        let own = trampoline(Op(at as u16), false);
+        for (form, slot) in slots.iter().enumerate() {
+            let suffix = if form == 1 {
+                entry.variant.suffix()
+            } else {
+                None
+            };
+            let symbol = format!("{}{}\0", entry.symbol, suffix.unwrap_or_default());
+            let symbol = CStr::from_bytes_with_nul(symbol.as_bytes()).ok();
+            let genuine = symbol.and_then(crate::genuine::symbol);
+            let target = genuine.filter(|found| Some(found.cast_const()) != own);
+            let lacking = if there { lacks } else { absent } as *mut ();
+            if target.is_some()
+                || !matches!(
+                    entry.name,
+                    "cuGetErrorName" | "cuGetErrorString" | "cuGetProcAddress"
+                )
+            {
+                slot.store(target.unwrap_or(lacking), Ordering::Release);
+            }
+        }
+    }
+}
+
+/// For what the genuine driver is too old to have.
+unsafe extern "C" fn lacks() -> Code {
+    NOT_SUPPORTED
+}
+
+/// For every call where this host has no genuine driver.
+unsafe extern "C" fn absent() -> Code {
+    NO_DEVICE
+}
 
 macro_rules! trampoline {
     ($function:ident $symbol:expr, $at:expr) => {
         #[unsafe(naked)]
         #[unsafe(export_name = $symbol)]
-        unsafe extern "C" fn $function() {
+        pub(super) unsafe extern "C" fn $function() {
             std::arch::naked_asm!(
                 "jmp qword ptr [rip + {slots} + {at}]",
                 slots = sym crate::exports::SLOTS,
                 at = const $at * 8,
             )
         }
+    };
+}
+
+macro_rules! both {
+    (plain $symbol:ident) => {
+        [plain::$symbol as *const (), plain::$symbol as *const ()]
+    };
+    ($variant:ident $symbol:ident) => {
+        [
+            plain::$symbol as *const (),
+            per_thread::$symbol as *const (),
+        ]
     };
 }
 
@@ -87,6 +145,8 @@ macro_rules! exports {
         mod per_thread {
             $(form!($variant $symbol);)*
         }
+        static TRAMPOLINES: Trampolines = Trampolines([$(both!($variant $symbol)),*]);
+
         /// Stand for what is not written yet.
         #[allow(dead_code)]
         mod pending {

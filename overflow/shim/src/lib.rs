@@ -10,14 +10,19 @@ mod context;
 mod device;
 mod errors;
 mod exports;
+mod genuine;
 mod hand;
 mod ids;
 mod kinds;
 mod link;
 mod memory;
 mod refused;
+mod resolve;
 mod sent;
 mod session;
+mod stats;
+mod tables;
+mod tensor;
 mod thread;
 mod work;
 
@@ -27,3 +32,15 @@ use ghost_wire::result::{Code, SUCCESS};
 fn answer(result: Result<(), Code>) -> Code {
     result.err().unwrap_or(SUCCESS)
 }
+
+/// Chooses, when the library is loaded, where its exports lead.
+extern "C" fn choose() {
+    if !session::is_elsewhere() {
+        exports::pass();
+    }
+}
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CHOOSE: extern "C" fn() = choose;

@@ -15,7 +15,7 @@ pub(crate) unsafe extern "C" fn stub<const OP: u16>() -> Code {
 
 /// Counts a call of `op` that can't be served, and says so the first time.
 pub(crate) fn refuse(op: Op) -> Code {
-    crate::session::count(Counter::Refused, 1);
+    crate::stats::count(Counter::Refused, 1);
     let named = NAMED.get(usize::from(op.0));
     if named.is_some_and(|named| !named.swap(true, Ordering::Relaxed)) {
         crate::session::say(format_args!(

@@ -1,0 +1,151 @@
+//! One connection: TCP, with TLS where the peer is not on this host.
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{
+    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error,
+    SignatureScheme, StreamOwned,
+};
+use socket2::{SockRef, TcpKeepalive};
+use std::io::{self, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    /// The socket.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(tls) => &tls.sock,
+        }
+    }
+
+    /// Writes `header` and then `data`.
+    pub(crate) fn send(&mut self, header: &[u8], data: &[u8]) -> io::Result<()> {
+        let sent = match self {
+            Self::Plain(socket) => {
+                socket.write_vectored(&[IoSlice::new(header), IoSlice::new(data)])?
+            }
+            Self::Tls(_) => 0,
+        };
+        self.write_all(header.get(sent..).unwrap_or_default())?;
+        let sent = sent.saturating_sub(header.len());
+        self.write_all(data.get(sent..).unwrap_or_default())?;
+        self.flush()
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.read(to),
+            Self::Tls(tls) => tls.read(to),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.write(from),
+            Self::Tls(tls) => tls.write(from),
+        }
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(_) => Ok(()),
+            Self::Tls(tls) => tls.flush(),
+        }
+    }
+}
+
+/// Small messages at once, and a cut link noticed within some six seconds.
+pub(crate) fn tune(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(2))
+        .with_interval(Duration::from_secs(1))
+        .with_retries(4);
+    SockRef::from(socket).set_tcp_keepalive(&keepalive)
+}
+
+/// TLS over `socket`, with a peer whose certificate has this SHA-256.
+///
+/// # Errors
+/// [`Error`] where there is no such client.
+pub(crate) fn secure(socket: TcpStream, sha256: [u8; 32]) -> Result<Stream, Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let pinned = Pinned {
+        sha256,
+        provider: Arc::clone(&provider),
+    };
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(pinned))
+        .with_no_client_auth();
+    config.resumption = rustls::client::Resumption::disabled();
+    let name = ServerName::try_from("ghost").map_err(|e| Error::General(e.to_string()))?;
+    let client = ClientConnection::new(Arc::new(config), name)?;
+    Ok(Stream::Tls(Box::new(StreamOwned::new(client, socket))))
+}
+
+/// The certificate itself is known, not who vouches for it.
+#[derive(Debug)]
+struct Pinned {
+    sha256: [u8; 32],
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let sha256 = ring::digest::digest(&ring::digest::SHA256, certificate);
+        if sha256.as_ref() == self.sha256 {
+            Ok(ServerCertVerified::assertion())
+        } else {
+            let other = CertificateError::ApplicationVerificationFailure;
+            Err(Error::InvalidCertificate(other))
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        algorithms.supported_schemes()
+    }
+}

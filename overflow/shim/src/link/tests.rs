@@ -1,0 +1,1 @@
+//! The link against an executor of the test's own, over TCP.

@@ -1,0 +1,154 @@
+//! The private tables that the CUDA runtime asks for. They are the genuine driver's, unchanged but
+//! for one: context-local storage is told which context is current, since for the genuine driver
+//! none is.
+
+use crate::session::{say, session};
+use crate::{genuine, thread};
+use ghost_wire::result::{Code, INVALID_VALUE, NOT_FOUND, SUCCESS};
+use std::ffi::c_void;
+use std::ptr::null;
+use std::sync::{Once, OnceLock};
+
+type Uuid = [u8; 16];
+
+/// The runtime's interface; entry 2 hands out the handle of a device's primary context.
+const RUNTIME: Uuid = [
+    0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9,
+];
+/// The beginning of that of context-local storage: put, delete, get.
+const STORAGE: [u8; 4] = [0xc6, 0x93, 0x33, 0x6e];
+
+type GetTable = unsafe extern "C" fn(*mut *const usize, *const Uuid) -> Code;
+type Put = unsafe extern "C" fn(u64, *mut c_void, *mut c_void, *mut c_void) -> Code;
+type Delete = unsafe extern "C" fn(u64, *mut c_void) -> Code;
+type Get = unsafe extern "C" fn(*mut *mut c_void, u64, *mut c_void) -> Code;
+
+#[derive(Clone, Copy)]
+struct Storage {
+    put: Put,
+    delete: Delete,
+    get: Get,
+}
+
+static GENUINE: OnceLock<Storage> = OnceLock::new();
+static WRAPPED: Storage = Storage { put, delete, get };
+
+pub(crate) unsafe extern "C" fn cuGetExportTable(to: *mut *const usize, id: *const Uuid) -> Code {
+    if to.is_null() || id.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: not null, and the program's own.
+    let id = unsafe {
+        to.write(null());
+        id.read_unaligned()
+    };
+    let _ = session();
+    if !genuine::exists() {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            say(format_args!(
+                "programs of the CUDA runtime need NVIDIA's libcuda.so.1 on this host too, and \
+                 there is none: install the driver, or use the driver API"
+            ));
+        });
+        return NOT_FOUND;
+    }
+    let Some(table) = table(&id) else {
+        return NOT_FOUND;
+    };
+    let table = if id.starts_with(&STORAGE) {
+        // SAFETY: the table's first three entries are these.
+        let genuine = unsafe { table.cast::<Storage>().read() };
+        GENUINE.get_or_init(|| genuine);
+        (&raw const WRAPPED).cast()
+    } else {
+        table
+    };
+    // SAFETY: not null, and the program's own.
+    unsafe { to.write(table) };
+    SUCCESS
+}
+
+/// The genuine driver's table of this name.
+fn table(id: &Uuid) -> Option<*const usize> {
+    let ask = genuine::symbol(c"cuGetExportTable")?;
+    // SAFETY: as `cuda.h` declares it.
+    let ask: GetTable = unsafe { std::mem::transmute(ask) };
+    let mut table = null();
+    // SAFETY: room for a pointer, and a name.
+    let code = unsafe { ask(&raw mut table, id) };
+    (code == SUCCESS && !table.is_null()).then_some(table)
+}
+
+/// The handles of the primary contexts of this host's devices: what the runtime holds for them, not
+/// activated. Initialises the genuine driver.
+pub(crate) fn primary_contexts() -> Vec<u64> {
+    let handles = || {
+        let init = genuine::symbol(c"cuInit")?;
+        let count = genuine::symbol(c"cuDeviceGetCount")?;
+        // SAFETY: as `cuda.h` declares them.
+        let (init, count) = unsafe {
+            (
+                std::mem::transmute::<*mut (), unsafe extern "C" fn(u32) -> Code>(init),
+                std::mem::transmute::<*mut (), unsafe extern "C" fn(*mut i32) -> Code>(count),
+            )
+        };
+        let mut devices = 0;
+        // SAFETY: room for a number.
+        if unsafe { init(0) } != SUCCESS || unsafe { count(&raw mut devices) } != SUCCESS {
+            return None;
+        }
+        let table = table(&RUNTIME)?;
+        // SAFETY: such a table begins with its size, bytes.
+        if unsafe { table.read() } < 3 * size_of::<usize>() {
+            return None;
+        }
+        // SAFETY: it has three entries, and the third is this function.
+        let primary = unsafe {
+            let entry = table.add(2).read();
+            std::mem::transmute::<usize, Option<unsafe extern "C" fn(*mut u64, i32) -> Code>>(entry)
+        }?;
+        let handle = |device| {
+            let mut handle = 0;
+            // SAFETY: room for a handle.
+            let code = unsafe { primary(&raw mut handle, device) };
+            (code == SUCCESS && handle != 0).then_some(handle)
+        };
+        Some((0..devices).map_while(handle).collect())
+    };
+    handles().unwrap_or_default()
+}
+
+fn or_current(context: u64) -> u64 {
+    if context == 0 {
+        thread::current()
+    } else {
+        context
+    }
+}
+
+unsafe extern "C" fn put(
+    context: u64,
+    key: *mut c_void,
+    value: *mut c_void,
+    destroy: *mut c_void,
+) -> Code {
+    // SAFETY: the caller's arguments, handed on.
+    GENUINE.get().map_or(NOT_FOUND, |genuine| unsafe {
+        (genuine.put)(or_current(context), key, value, destroy)
+    })
+}
+
+unsafe extern "C" fn delete(context: u64, key: *mut c_void) -> Code {
+    // SAFETY: the caller's arguments, handed on.
+    GENUINE.get().map_or(NOT_FOUND, |genuine| unsafe {
+        (genuine.delete)(or_current(context), key)
+    })
+}
+
+unsafe extern "C" fn get(to: *mut *mut c_void, context: u64, key: *mut c_void) -> Code {
+    // SAFETY: the caller's arguments, handed on.
+    GENUINE.get().map_or(NOT_FOUND, |genuine| unsafe {
+        (genuine.get)(to, or_current(context), key)
+    })
+}
