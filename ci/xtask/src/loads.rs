@@ -81,6 +81,16 @@ impl Load {
         Ok(())
     }
 
+    /// Sends the program itself a signal, whatever was started around it. It must be ready.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let ready = self.csv.with_extension("ready");
+        let pid = std::fs::read_to_string(&ready)
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .with_context(|| format!("{}: no pid", ready.display()))?;
+        Ok(kill(Pid::from_raw(pid), signal)?)
+    }
+
     /// Its lines so far: two numbers each.
     pub fn lines(&self) -> Vec<(f64, f64)> {
         let text = std::fs::read_to_string(&self.csv).unwrap_or_default();
@@ -113,6 +123,8 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
+        // One that was stopped does not end by SIGTERM.
+        self.signal(Signal::SIGCONT).ok();
         self.end(Signal::SIGTERM);
     }
 }

@@ -1,7 +1,7 @@
 //! burn: a CUDA load whose progress another process can read.
 //!
 //! It writes `NAME.csv`: `t_ms,kernels` every 5 ms, `t_ms` on CLOCK_MONOTONIC, or with a period
-//! one `t_ms,latency_ms` for each kernel. `NAME.ready` appears when the context is there. Its
+//! one `t_ms,latency_ms` for each kernel. `NAME.ready`, with its pid, appears when the context is there. Its
 //! kernels run a fixed number of iterations, so that progress means work done and not time spent;
 //! give `--iters-per-ms` (from `burn --calibrate` on an idle GPU) wherever the GPU is shared.
 //! Driver API only, the kernel as PTX: neither a CUDA toolkit nor a runtime is needed.
@@ -185,7 +185,10 @@ fn main() -> Result<()> {
         load.capture(n, iters)?;
     }
     eprintln!("{name} pid={} iters={iters}", std::process::id());
-    File::create(args.out.join(format!("{name}.ready")))?;
+    std::fs::write(
+        args.out.join(format!("{name}.ready")),
+        std::process::id().to_string(),
+    )?;
     let end = now_ms() + args.seconds * 1e3;
     if args.kernel_us <= 0.0 {
         sleep_ms(args.seconds * 1e3);

@@ -38,6 +38,7 @@ const PARTS: &[Part] = &[
     ("latency", latency::run),
     ("limits", limits::run),
     ("memory", memory::run),
+    ("costs", memory::cost::run),
     ("faults", faults::run),
     ("scale", scale::run),
     ("driver", driver::run),
