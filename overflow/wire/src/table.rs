@@ -569,6 +569,26 @@ cuGraphicsVDPAURegisterOutputSurface "cuGraphicsVDPAURegisterOutputSurface" 3010
 cuProfilerInitialize "cuProfilerInitialize" 4000 plain local;
 cuProfilerStart "cuProfilerStart" 4000 plain local;
 cuProfilerStop "cuProfilerStop" 4000 plain local;
+cuCoredumpGetAttribute "cuCoredumpGetAttribute" 12010 plain refused;
+cuCoredumpGetAttributeGlobal "cuCoredumpGetAttributeGlobal" 12010 plain refused;
+cuCoredumpSetAttribute "cuCoredumpSetAttribute" 12010 plain refused;
+cuCoredumpSetAttributeGlobal "cuCoredumpSetAttributeGlobal" 12010 plain refused;
+cuCtxFromGreenCtx "cuCtxFromGreenCtx" 12040 plain refused;
+cuCtxGetDevResource "cuCtxGetDevResource" 12040 plain refused;
+cuCtxRecordEvent "cuCtxRecordEvent" 12050 plain refused;
+cuCtxWaitEvent "cuCtxWaitEvent" 12050 plain refused;
+cuDevResourceGenerateDesc "cuDevResourceGenerateDesc" 12040 plain refused;
+cuDevSmResourceSplitByCount "cuDevSmResourceSplitByCount" 12040 plain refused;
+cuDeviceGetDevResource "cuDeviceGetDevResource" 12040 plain refused;
+cuDeviceRegisterAsyncNotification "cuDeviceRegisterAsyncNotification" 12040 plain refused;
+cuDeviceUnregisterAsyncNotification "cuDeviceUnregisterAsyncNotification" 12040 plain refused;
+cuGreenCtxCreate "cuGreenCtxCreate" 12040 plain refused;
+cuGreenCtxDestroy "cuGreenCtxDestroy" 12040 plain refused;
+cuGreenCtxGetDevResource "cuGreenCtxGetDevResource" 12040 plain refused;
+cuGreenCtxGetId "cuGreenCtxGetId" 12090 plain refused;
+cuGreenCtxRecordEvent "cuGreenCtxRecordEvent" 12040 plain refused;
+cuGreenCtxWaitEvent "cuGreenCtxWaitEvent" 12040 plain refused;
+cuStreamGetGreenCtx "cuStreamGetGreenCtx" 12040 plain refused;
         }
     };
 }
