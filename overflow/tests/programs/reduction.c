@@ -4,7 +4,7 @@
 
 int main(void)
 {
-	enum { N = 60000, BLOCKS = (N + 255) / 256 };
+	enum { N = 10000, BLOCKS = (N + 255) / 256 };
 	static unsigned int in[N];
 	CUdeviceptr din, part, out;
 	CUfunction reduce;

@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include "check.h"
 
-enum { THREADS = 8, TURNS = 60, N = 300 };
+enum { THREADS = 8, TURNS = 60, N = 100 };
 
 static CUcontext context;
 static CUfunction add;

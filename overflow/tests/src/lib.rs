@@ -4,6 +4,7 @@
 //! The tests of this package, `ci/bench` and `ci/device` use it.
 #![forbid(unsafe_code)]
 
+pub mod cuda;
 mod executor;
 mod process;
 
@@ -20,10 +21,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The shim's file.
-pub const SHIM: &str = "libghost_shim.so";
-/// The CPU device's file.
-pub const DEVICE: &str = "libghost_cpu_device.so";
+const SHIM: &str = "libghost_shim.so";
+const DEVICE: &str = "libghost_cpu_device.so";
 
 /// Which library a program gets for `libcuda.so.1`.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +31,8 @@ pub enum Place<'a> {
     Device,
     /// The shim, which passes calls on to the CPU device.
     Here,
+    /// The driver of this host.
+    Local,
     /// The shim, which sends calls where the ticket says.
     There(&'a Ticket),
 }
@@ -85,12 +86,6 @@ impl Stage {
         self.dir.path()
     }
 
-    /// The folder with the shim as `libcuda.so.1`.
-    #[must_use]
-    pub fn shim(&self) -> PathBuf {
-        self.path().join("shim")
-    }
-
     /// A ticket for an executor on this host, with counters in this stage.
     #[must_use]
     pub fn ticket(&self, address: &str) -> Ticket {
@@ -109,6 +104,7 @@ impl Stage {
     pub fn command(&self, place: Place<'_>, program: &Path) -> Result<Command> {
         let mut command = Command::new(program);
         let folder = match place {
+            Place::Local => return Ok(command),
             Place::Device => "device",
             Place::Here | Place::There(_) => "shim",
         };
@@ -116,10 +112,13 @@ impl Stage {
         if !library.exists() {
             bail!("{} is not built", library.display());
         }
-        command.env("LD_LIBRARY_PATH", self.path().join(folder));
+        let folders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let folders = std::env::split_paths(&folders).filter(|p| !p.as_os_str().is_empty());
+        let folders = std::iter::once(self.path().join(folder)).chain(folders);
+        command.env("LD_LIBRARY_PATH", std::env::join_paths(folders)?);
         command.env_remove(TICKET_ENV).env_remove("GHOST_LIBCUDA");
         match place {
-            Place::Device => {}
+            Place::Local | Place::Device => {}
             Place::Here => {
                 command.env("GHOST_LIBCUDA", self.path().join("device/libcuda.so.1"));
             }

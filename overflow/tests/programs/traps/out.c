@@ -10,8 +10,8 @@ enum { BY_STREAM, BY_CONTEXT, BY_EVENT, BY_OTHER_STREAM, BY_STREAM_QUERY, BY_EVE
 
 int main(void)
 {
-	enum { N = 50000, TURNS = 2 };
-	unsigned int n = N, v = 0, word;
+	enum { N = 20000, PART = 500, TURNS = 2 };
+	unsigned int n = PART, v = 0, word;
 	unsigned int *pinned, *pageable = malloc(N * 4);
 	CUstream stream, other, blocking;
 	CUevent event;
@@ -37,7 +37,7 @@ int main(void)
 		memset(pinned, 0, N * 4);
 		memset(pageable, 0, N * 4);
 		CHECK(cuMemsetD32Async(p, v, N, on));
-		CHECK(launch(add, N, on, (void *[]){ &p, &v, &n }));
+		CHECK(launch(add, n, on, (void *[]){ &p, &v, &n }));
 		CHECK(cuMemcpyDtoHAsync(pinned, p, N * 4, on));
 		CHECK(cuMemcpyDtoHAsync(pageable, p, N * 4, on));
 		switch (way) {
@@ -68,15 +68,16 @@ int main(void)
 			CHECK(state);
 			break;
 		case BY_DEFAULT:
-			/* The default stream of old waits for streams that are not of the other kind. */
+			/* The default stream of old waits for the blocking ones before it does anything. */
+			CHECK(cuMemsetD32Async(q, 0, 1, CU_STREAM_LEGACY));
 			CHECK(cuStreamSynchronize(CU_STREAM_LEGACY));
 			break;
 		case BY_BLOCKING_COPY:
 			CHECK(cuMemcpyDtoH(&word, q, 4));
 			break;
 		}
-		WANT(all(pinned, N, 2 * v));
-		WANT(all(pageable, N, 2 * v));
+		WANT(all(pinned, PART, 2 * v) && all(pinned + PART, N - PART, v));
+		WANT(all(pageable, PART, 2 * v) && all(pageable + PART, N - PART, v));
 	}
 	printf("out: %d ways\n", WAYS);
 	return 0;
