@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opens the library that it is given, makes the calls that it is told to, and prints what each
+// answers: `name=code` or `name=code:value`.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void *lib;
+
+static int call(const char *name, void *arg)
+{
+	int (*function)(void *) = dlsym(lib, name);
+
+	if (!function) {
+		printf("%s=missing\n", name);
+		exit(1);
+	}
+	return function(arg);
+}
+
+static void at_exit(void)
+{
+	printf("late=%d\n", call("cuCtxSynchronize", NULL));
+	printf("late=%d\n", call("cuInit", NULL));
+	fflush(stdout);
+}
+
+int main(int argc, char **argv)
+{
+	int value = 0, i;
+
+	lib = dlopen(argv[1], RTLD_NOW);
+	if (!lib) {
+		fprintf(stderr, "%s\n", dlerror());
+		return 1;
+	}
+	for (i = 2; i < argc; i++) {
+		const char *what = argv[i];
+
+		value = 0;
+		if (!strcmp(what, "exit")) {
+			atexit(at_exit);
+		} else if (!strcmp(what, "close")) {
+			dlclose(lib);
+			lib = dlopen(argv[1], RTLD_NOW);
+		} else if (!strcmp(what, "fork")) {
+			fflush(stdout);
+			if (!fork()) {
+				printf("child=%d\n", call("cuInit", NULL));
+				printf("child=%d\n", call("cuDeviceGetCount", &value));
+				fflush(stdout);
+				exit(0);
+			}
+			wait(NULL);
+		} else if (strstr(what, "Get")) {
+			int code = call(what, &value);
+
+			printf("%s=%d:%d\n", what, code, value);
+		} else {
+			printf("%s=%d\n", what, call(what, NULL));
+		}
+	}
+	fflush(stdout);
+	return 0;
+}
