@@ -4,7 +4,7 @@
 use ghost_wire::api::ENTRIES;
 use ghost_wire::result::{Code, NO_DEVICE, NOT_SUPPORTED};
 use ghost_wire::{Op, driver_api};
-use std::ffi::CStr;
+use std::ffi::CString;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// How many rows the table has.
@@ -22,29 +22,24 @@ pub(crate) fn trampoline(op: Op, per_thread: bool) -> Option<*const ()> {
     row.get(usize::from(per_thread)).copied()
 }
 
+/// What needs no driver.
+const DRIVERLESS: &[&str] = &["cuGetErrorName", "cuGetErrorString", "cuGetProcAddress"];
+
 /// Makes each export jump to the genuine driver's function.
 pub(crate) fn pass() {
-    let there = crate::genuine::exists();
-    for (at, (slots, entry)) in SLOTS.iter().zip(ENTRIES).enumerate() {
-        let own = trampoline(Op(at as u16), false);
-        for (form, slot) in slots.iter().enumerate() {
-            let suffix = if form == 1 {
-                entry.variant.suffix()
-            } else {
-                None
-            };
-            let symbol = format!("{}{}\0", entry.symbol, suffix.unwrap_or_default());
-            let symbol = CStr::from_bytes_with_nul(symbol.as_bytes()).ok();
-            let genuine = symbol.and_then(crate::genuine::symbol);
-            let target = genuine.filter(|found| Some(found.cast_const()) != own);
-            let lacking = if there { lacks } else { absent } as *mut ();
-            if target.is_some()
-                || !matches!(
-                    entry.name,
-                    "cuGetErrorName" | "cuGetErrorString" | "cuGetProcAddress"
-                )
-            {
-                slot.store(target.unwrap_or(lacking), Ordering::Release);
+    let lacking = if crate::genuine::exists() {
+        lacks as *mut ()
+    } else {
+        absent as *mut ()
+    };
+    for (slots, entry) in SLOTS.iter().zip(ENTRIES) {
+        let suffixes = ["", entry.variant.suffix().unwrap_or_default()];
+        for (slot, suffix) in slots.iter().zip(suffixes) {
+            let symbol = CString::new(format!("{}{suffix}", entry.symbol)).unwrap_or_default();
+            match crate::genuine::symbol(&symbol) {
+                Some(genuine) => slot.store(genuine, Ordering::Release),
+                None if DRIVERLESS.contains(&entry.name) => {}
+                None => slot.store(lacking, Ordering::Release),
             }
         }
     }

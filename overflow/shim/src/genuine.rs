@@ -1,11 +1,10 @@
 //! The genuine driver of this host.
 
 use ghost_wire::result::SUCCESS;
-use std::ffi::{CStr, CString, OsString, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 /// Names another library to be the genuine driver; for tests.
@@ -58,25 +57,26 @@ pub(crate) fn version() -> Option<u32> {
 }
 
 fn load() -> Option<Handle> {
-    if let Some(path) = std::env::var_os(OVERRIDE) {
-        return open(&path);
-    }
     let own = own().and_then(|path| identity(&path));
-    DIRECTORIES.iter().find_map(|directory| {
-        let path = Path::new(directory).join("libcuda.so.1");
-        let found = identity(&path)?;
-        if Some(found) == own {
-            return None;
-        }
-        open(&path.into_os_string())
-    })
+    if let Some(path) = std::env::var_os(OVERRIDE) {
+        return open(Path::new(&path), own);
+    }
+    let mut paths = DIRECTORIES
+        .iter()
+        .map(|directory| Path::new(directory).join("libcuda.so.1"));
+    paths.find_map(|path| open(&path, own))
 }
 
-fn open(path: &OsString) -> Option<Handle> {
-    let path = CString::new(path.as_bytes()).ok()?;
+/// Opens the library, unless it is this one.
+fn open(path: &Path, own: Option<(u64, u64)>) -> Option<Handle> {
+    let found = identity(path)?;
+    if Some(found) == own {
+        return None;
+    }
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
     // SAFETY: a text that ends; the library's constructors are the driver's own.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    (handle != null_mut()).then_some(Handle(handle))
+    (!handle.is_null()).then_some(Handle(handle))
 }
 
 fn identity(path: &Path) -> Option<(u64, u64)> {

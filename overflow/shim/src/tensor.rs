@@ -3,7 +3,6 @@
 use crate::genuine;
 use crate::session::link;
 use ghost_wire::result::{Code, NOT_SUPPORTED};
-use std::ffi::c_void;
 
 type Word = u64;
 
@@ -15,10 +14,10 @@ macro_rules! genuinely {
                 let symbol = concat!(stringify!($symbol), "\0");
                 let symbol = std::ffi::CStr::from_bytes_with_nul(symbol.as_bytes());
                 let function = symbol.ok().and_then(genuine::symbol).ok_or(NOT_SUPPORTED)?;
+                type Function = unsafe extern "C" fn($($arg: Word),*) -> Code;
                 // SAFETY: the arguments are integers and pointers, each a word in a register or on
                 // the stack; the function reads as much of each as it declares.
-                let function: unsafe extern "C" fn($($arg: Word),*) -> Code =
-                    unsafe { std::mem::transmute(function.cast::<c_void>()) };
+                let function = unsafe { std::mem::transmute::<*mut (), Function>(function) };
                 // SAFETY: the program's arguments, handed on.
                 match unsafe { function($($arg),*) } {
                     0 => Ok(()),

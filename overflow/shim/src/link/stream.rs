@@ -4,8 +4,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{
-    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error,
-    SignatureScheme, StreamOwned,
+    ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned,
 };
 use socket2::{SockRef, TcpKeepalive};
 use std::io::{self, IoSlice, Read, Write};
@@ -119,8 +118,9 @@ impl ServerCertVerifier for Pinned {
         if sha256.as_ref() == self.sha256 {
             Ok(ServerCertVerified::assertion())
         } else {
-            let other = CertificateError::ApplicationVerificationFailure;
-            Err(Error::InvalidCertificate(other))
+            let why = "its certificate is another than the one that this host knows: add the peer \
+                       again with `ghostctl peer add`";
+            Err(Error::General(why.to_owned()))
         }
     }
 
@@ -147,5 +147,75 @@ impl ServerCertVerifier for Pinned {
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         let algorithms = &self.provider.signature_verification_algorithms;
         algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls::pki_types::PrivatePkcs8KeyDer;
+    use rustls::{ServerConfig, ServerConnection};
+    use std::net::TcpListener;
+
+    /// What a client that pins `sha256` reads from a server; the certificate's own where it is
+    /// `None`.
+    fn talk(sha256: Option<[u8; 32]>) -> io::Result<Vec<u8>> {
+        let made = rcgen::generate_simple_self_signed(["peer".to_owned()]).unwrap();
+        let certificate = made.cert.der().clone();
+        let own = ring::digest::digest(&ring::digest::SHA256, &certificate);
+        let own: [u8; 32] = own.as_ref().try_into().unwrap();
+        let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], key.into())
+            .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = std::thread::spawn(move || -> io::Result<()> {
+            let (socket, _) = listener.accept()?;
+            let server = ServerConnection::new(Arc::new(config)).map_err(io::Error::other)?;
+            let mut stream = StreamOwned::new(server, socket);
+            let mut said = [0; 6];
+            stream.read_exact(&mut said)?;
+            stream.write_all(&said)?;
+            stream.flush()
+        });
+        let socket = TcpStream::connect(address)?;
+        tune(&socket)?;
+        let mut stream = secure(socket, sha256.unwrap_or(own)).map_err(io::Error::other)?;
+        stream.send(b"abc", b"def")?;
+        let mut back = vec![0; 6];
+        stream.read_exact(&mut back)?;
+        serving.join().unwrap()?;
+        Ok(back)
+    }
+
+    #[test]
+    fn only_the_certificate_that_is_known_is_talked_to() {
+        assert_eq!(talk(None).unwrap(), b"abcdef");
+        let other = talk(Some([7; 32])).unwrap_err().to_string();
+        assert!(other.contains("ghostctl peer add"), "{other}");
+    }
+
+    #[test]
+    fn header_and_data_arrive_as_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let data = vec![5; 3 << 20];
+        let reading = std::thread::spawn(move || {
+            let mut all = vec![];
+            listener.accept().unwrap().0.read_to_end(&mut all).unwrap();
+            all
+        });
+        let mut stream = Stream::Plain(TcpStream::connect(address).unwrap());
+        stream.send(b"head", &data).unwrap();
+        stream.send(b"tail", &[]).unwrap();
+        drop(stream);
+        let all = reading.join().unwrap();
+        assert_eq!(all.len(), data.len() + 8);
+        assert!(all.starts_with(b"head\x05") && all.ends_with(b"\x05tail"));
     }
 }
