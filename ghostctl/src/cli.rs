@@ -90,6 +90,9 @@ pub enum Command {
     /// List GPUs, or show one
     #[command(subcommand)]
     Gpu(Gpu),
+    /// Add, list and remove the hosts whose GPUs containers of this one may use
+    #[command(subcommand)]
+    Peer(Peer),
     /// Say what this node enforces, key by key
     Info(Reading),
     /// Check that Ghost can work here; each failed line ends with the command that fixes it
@@ -193,6 +196,7 @@ restarts the program itself, and all of the service's cgroup is in the container
 Examples:
   ghostctl run trainer -- python train.py
   ghostctl run --rm --weight 30 --max 25% sweep -- ./sweep --quick
+  ghostctl run --on bighost trainer -- python train.py
   ExecStart=/usr/bin/ghostctl run --in-place trainer -- /usr/bin/python3 /srv/train.py"
 )]
 pub struct Run {
@@ -205,6 +209,12 @@ pub struct Run {
     /// Become the command, in the cgroup where this was started
     #[arg(long, conflicts_with = "rm")]
     pub in_place: bool,
+    /// Compute on this peer [default: the one that gpu.overflow of the container names]
+    #[arg(long, value_name = "PEER|HOST:PORT", conflicts_with = "in_place", add = complete::peers())]
+    pub on: Option<String>,
+    /// Run the command as this user
+    #[arg(long, value_name = "USER", hide = true)]
+    pub user: Option<String>,
     /// Container
     #[arg(add = complete::containers())]
     pub name: Name,
@@ -426,6 +436,46 @@ pub struct GpuShow {
     pub reading: Reading,
 }
 
+/// `peer`
+#[derive(Debug, Subcommand)]
+pub enum Peer {
+    /// Add a peer, or change one
+    Add(PeerAdd),
+    /// List the peers
+    List(Reading),
+    /// Forget a peer
+    Remove {
+        /// Its name
+        #[arg(value_name = "PEER", add = complete::peers())]
+        name: String,
+    },
+}
+
+/// `peer add`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "`ghostctl info` on the peer shows its address, the fingerprint of its certificate, and where its
+token lies. Copy the token's file; it is not needed after this command.
+
+Examples:
+  ghostctl peer add bighost bighost.example:7000 --token-file token --fingerprint 3f0c...
+  ghostctl run --on bighost trainer -- python train.py
+  ghostctl limit trainer gpu.overflow=bighost"
+)]
+pub struct PeerAdd {
+    /// Name, for gpu.overflow and `run --on`
+    pub name: String,
+    /// Where its ghostd takes work of other hosts
+    #[arg(value_name = "HOST:PORT")]
+    pub address: String,
+    /// File with the secret that it asks for; `-` is standard input
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub token_file: Option<PathBuf>,
+    /// Fingerprint of its certificate, without which it must be this host
+    #[arg(long, value_name = "SHA256")]
+    pub fingerprint: Option<String>,
+}
+
 /// `seccomp-profile`
 #[derive(Debug, Args)]
 #[command(
@@ -500,6 +550,9 @@ pub struct Enter {
     /// Attach this process alone, for want of a cgroup of its own
     #[arg(long)]
     pub alone: bool,
+    /// Become this user before the command begins
+    #[arg(long)]
+    pub user: Option<String>,
     /// Container
     pub name: Name,
     /// Command and its arguments

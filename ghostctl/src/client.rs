@@ -48,19 +48,18 @@ impl Target {
         ))
     }
 
+    /// `/v1/peers/bighost`
+    pub fn peer(name: &str) -> Target {
+        Target(format!("/v1/peers/{}", encoded(name)))
+    }
+
     /// The same with one more pair in its query.
     #[must_use]
     pub fn with(mut self, key: &str, value: &str) -> Target {
         self.0.push(if self.0.contains('?') { '&' } else { '?' });
         self.0 += key;
         self.0.push('=');
-        for b in value.bytes() {
-            if b.is_ascii_alphanumeric() || b"-._~".contains(&b) {
-                self.0.push(char::from(b));
-            } else {
-                self.0 += &format!("%{b:02X}");
-            }
-        }
+        self.0 += &encoded(value);
         self
     }
 
@@ -69,6 +68,19 @@ impl Target {
     pub fn flag(self, key: &str, on: bool) -> Target {
         if on { self.with(key, "true") } else { self }
     }
+}
+
+/// A text as a part of a path or of a query.
+fn encoded(text: &str) -> String {
+    let mut out = String::new();
+    for b in text.bytes() {
+        if b.is_ascii_alphanumeric() || b"-._~".contains(&b) {
+            out.push(char::from(b));
+        } else {
+            out += &format!("%{b:02X}");
+        }
+    }
+    out
 }
 
 impl Client {

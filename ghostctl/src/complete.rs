@@ -1,6 +1,6 @@
 //! Completion of names that only ghostd knows. A shell that asks gets an answer soon or none.
 
-use crate::client::Client;
+use crate::client::{Client, Target};
 use crate::error::Error;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use clap_complete::env::{Bash, EnvCompleter, Fish, Zsh};
@@ -53,6 +53,23 @@ pub(crate) fn gpus() -> ArgValueCandidates {
                     CompletionCandidate::new(g.id.as_str())
                         .help(Some(format!("{} {}", g.index, g.name).into()))
                 })
+                .collect()
+        })
+    })
+}
+
+/// Peers of this host.
+pub(crate) fn peers() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        ask(async |client: Client| {
+            let page = client.get(Target::new("/v1/peers")).await;
+            let page = page.unwrap_or_default();
+            let items = page.get("items").and_then(Json::as_array);
+            items
+                .into_iter()
+                .flatten()
+                .filter_map(|p| p.get("name").and_then(Json::as_str))
+                .map(CompletionCandidate::new)
                 .collect()
         })
     })

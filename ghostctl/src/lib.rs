@@ -13,6 +13,7 @@ pub mod error;
 pub mod keys;
 mod notify;
 pub mod output;
+mod overflow;
 pub mod profile;
 pub mod share;
 

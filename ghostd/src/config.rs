@@ -4,6 +4,7 @@ use clap::Parser;
 use ghost_model::Micros;
 use ghost_model::name::sanitize;
 use serde::Deserialize;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// Read where no `--config` is given; it need not exist.
@@ -87,6 +88,28 @@ pub struct Config {
     pub standin: Option<PathBuf>,
     /// The loop's period where nothing happens.
     pub tick: Micros,
+    /// How work of other hosts is taken, if it is.
+    pub overflow: Option<Overflow>,
+}
+
+/// `[overflow]`: work of other hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overflow {
+    /// Where other hosts connect.
+    pub listen: SocketAddr,
+    /// The secret that they must know; without one, it is made under the state directory, and on
+    /// loopback nobody is asked for one.
+    pub token_file: Option<PathBuf>,
+    /// Whether connections are TLS.
+    pub tls: bool,
+    /// The program that computes for a client; `None`: beside ghostd.
+    pub executor: Option<PathBuf>,
+    /// Whom executors run as where ghostd is root.
+    pub user: String,
+    /// The most sessions at a time.
+    pub max_sessions: usize,
+    /// Where executors keep images.
+    pub cache_dir: PathBuf,
 }
 
 /// Why there is no configuration.
@@ -123,6 +146,7 @@ const KEYS: &[&str] = &[
     "guardian",
     "standin",
     "tick_ms",
+    "overflow",
 ];
 
 #[derive(Default, Deserialize)]
@@ -140,6 +164,45 @@ struct File {
     guardian: Option<PathBuf>,
     standin: Option<PathBuf>,
     tick_ms: Option<u64>,
+    overflow: Option<OverflowTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OverflowTable {
+    listen: String,
+    token_file: Option<PathBuf>,
+    tls: Option<bool>,
+    executor: Option<PathBuf>,
+    user: Option<String>,
+    max_sessions: Option<usize>,
+    cache_dir: Option<PathBuf>,
+}
+
+impl OverflowTable {
+    fn read(self, here: &Surroundings) -> Result<Overflow, String> {
+        let listen: SocketAddr = self.listen.parse().map_err(|_| {
+            format!(
+                "overflow.listen: {:?} is no address: write IP:PORT, such as \"127.0.0.1:7000\"",
+                sanitize(&self.listen)
+            )
+        })?;
+        let max_sessions = self.max_sessions.unwrap_or(64);
+        if !(1..=4096).contains(&max_sessions) {
+            return Err(format!(
+                "overflow.max_sessions: {max_sessions} is not within 1 and 4096"
+            ));
+        }
+        Ok(Overflow {
+            listen,
+            token_file: self.token_file,
+            tls: self.tls.unwrap_or(!listen.ip().is_loopback()),
+            executor: self.executor,
+            user: self.user.unwrap_or_else(|| "nobody".into()),
+            max_sessions,
+            cache_dir: self.cache_dir.unwrap_or_else(|| here.cache_dir()),
+        })
+    }
 }
 
 /// What the defaults depend on.
@@ -155,6 +218,8 @@ pub struct Surroundings {
     pub home: Option<PathBuf>,
     /// `XDG_CONFIG_HOME`.
     pub config_home: Option<PathBuf>,
+    /// `XDG_CACHE_HOME`.
+    pub cache_home: Option<PathBuf>,
 }
 
 impl Surroundings {
@@ -171,6 +236,7 @@ impl Surroundings {
             state_home: dir("XDG_STATE_HOME"),
             home: dir("HOME"),
             config_home: dir("XDG_CONFIG_HOME"),
+            cache_home: dir("XDG_CACHE_HOME"),
         }
     }
 
@@ -191,6 +257,14 @@ impl Surroundings {
             _ if self.root => "/var/lib/ghost".into(),
             Some(dir) => dir.join("ghost"),
             None => self.home().join(".local/state/ghost"),
+        }
+    }
+
+    fn cache_dir(&self) -> PathBuf {
+        match &self.cache_home {
+            _ if self.root => "/var/cache/ghost".into(),
+            Some(dir) => dir.join("ghost"),
+            None => self.home().join(".cache/ghost"),
         }
     }
 
@@ -266,6 +340,7 @@ impl Config {
         if !(1..=64).contains(&sim_gpus) {
             return Err(format!("sim_gpus: {sim_gpus} is not within 1 and 64"));
         }
+        let overflow = file.overflow.map(|table| table.read(here)).transpose()?;
         let pick = |arg: &Option<PathBuf>, file: Option<PathBuf>, default: PathBuf| {
             arg.clone().or(file).unwrap_or(default)
         };
@@ -290,6 +365,7 @@ impl Config {
                 .unwrap_or_else(|| run_dir.join("guardian.sock")),
             standin: file.standin,
             tick: Micros::from_millis(tick_ms),
+            overflow,
             run_dir,
         })
     }
@@ -322,6 +398,12 @@ mod tests {
             ("socket_mode = \"rw\"", "\"rw\""),
             ("backend = \"vulkan\"", "vulkan"),
             ("\nsocket = ", "line 2"),
+            ("[overflow]\nlisten = \"host\"", "overflow.listen: \"host\""),
+            ("[overflow]\nport = 1", "port"),
+            (
+                "[overflow]\nlisten = \"[::1]:1\"\nmax_sessions = 0",
+                "max_sessions: 0",
+            ),
         ] {
             let e = parse(text).unwrap_err();
             assert!(e.contains(want), "{text:?} gave {e:?}");
@@ -341,9 +423,21 @@ mod tests {
             ..Surroundings::default()
         };
         let parse = |text: &str| Config::parse(text, &Args::default(), &root).unwrap();
-        assert_eq!(said.len(), KEYS.len() - 1, "all but standin");
+        assert_eq!(said.len(), KEYS.len() - 2, "all but standin and overflow");
         assert_eq!(parse(&said.join("\n")), parse(""));
         assert_eq!(parse(example), parse(""));
+    }
+
+    #[test]
+    fn tls_is_on_beyond_this_host() {
+        let at = |listen: &str| {
+            let text = format!("[overflow]\nlisten = {listen:?}");
+            parse(&text).unwrap().overflow.unwrap()
+        };
+        assert!(!at("127.0.0.1:7000").tls && !at("[::1]:7000").tls);
+        assert!(at("0.0.0.0:7000").tls && at("192.0.2.1:7000").tls);
+        assert_eq!(at("127.0.0.1:7000").user, "nobody");
+        assert_eq!(parse("").unwrap().overflow, None);
     }
 
     #[test]

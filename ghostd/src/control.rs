@@ -8,8 +8,8 @@ use crate::metrics::LoopMetrics;
 use ghost_backend::{AdoptError, Backend, Event};
 use ghost_model::report::Process;
 use ghost_model::{
-    Action, BackendKind, Bytes, Capabilities, GpuId, GpuInfo, Key, Members, MemoryEvents, Micros,
-    Name, Plan, Sample, Spec,
+    Action, BackendKind, Bytes, Capabilities, Enforcer, GpuId, GpuInfo, Key, Members, MemoryEvents,
+    Micros, Name, Plan, Sample, Spec,
 };
 use ghost_policy::{ContainerStat, Desired, Memory, step};
 use serde::{Deserialize, Serialize};
@@ -234,7 +234,7 @@ impl<B: Backend> Control<B> {
         }
         Control {
             view: Observed {
-                capabilities: Arc::new(backend.capabilities()),
+                capabilities: Arc::new(capabilities(&backend)),
                 ..Observed::default()
             },
             backend,
@@ -496,7 +496,7 @@ impl<B: Backend> Control<B> {
     fn list(&mut self) {
         let gpus = self.call("gpus", B::gpus);
         let processes = self.call("processes", B::processes);
-        let capabilities = self.backend.capabilities();
+        let capabilities = capabilities(&self.backend);
         if *self.view.capabilities != capabilities {
             self.view.capabilities = Arc::new(capabilities);
         }
@@ -622,5 +622,12 @@ fn see(mut all: BTreeMap<Name, Seen>, sample: &Sample, memory: &Memory) -> BTree
     for ((name, gpu), stat) in memory.stats() {
         all.entry(name).or_default().stats.insert(gpu, stat);
     }
+    all
+}
+/// What is held here, by the backend or whatever it is.
+fn capabilities(backend: &impl Backend) -> Capabilities {
+    let mut all = backend.capabilities();
+    // `ghostctl run` gives the program Ghost's libcuda, on every backend.
+    all.enforced_by.insert(Key::Overflow, Enforcer::Shim);
     all
 }

@@ -10,6 +10,7 @@ use crate::http::{self, App, Server};
 use crate::journal::{self, Recorder};
 use crate::metrics::{LoopMetrics, Metrics};
 use crate::notify::{self, Notify};
+use crate::overflow::{self, Overflow, OverflowError};
 use crate::proc::Proc;
 use crate::socket::{self, SocketError};
 use crate::store::{Store, StoreError};
@@ -33,6 +34,9 @@ pub enum DaemonError {
     /// The socket cannot be had.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// Work cannot be taken from other hosts, or given to them.
+    #[error(transparent)]
+    Overflow(#[from] OverflowError),
     /// A thread or a directory cannot be had.
     #[error("{what}: {source}")]
     System {
@@ -56,6 +60,7 @@ pub struct Daemon {
     core_thread: JoinHandle<()>,
     server: tokio::task::JoinHandle<()>,
     notify: Option<Notify>,
+    overflow: overflow::Tasks,
 }
 
 /// The sockets that systemd made, where it did.
@@ -133,7 +138,7 @@ impl Daemon {
                     }
                 };
                 let parts = notify::Parts {
-                    admins,
+                    admins: admins.clone(),
                     core: core.clone(),
                     control: control.clone(),
                     events: events.clone(),
@@ -142,8 +147,16 @@ impl Daemon {
             });
             let notify = notify.transpose()?;
             let (stop, stopping) = watch::channel(false);
+            let (overflow, tasks) = Overflow::start(config, &core, stopping.clone())?;
             let app = App {
-                metrics: Arc::new(Metrics::new(&of_loop, core.clone(), observed.clone())),
+                metrics: Arc::new(Metrics::new(
+                    &of_loop,
+                    core.clone(),
+                    observed.clone(),
+                    (overflow.clone(), admins.clone()),
+                )),
+                overflow,
+                admins,
                 core,
                 observed,
                 events,
@@ -163,6 +176,7 @@ impl Daemon {
                 loop_thread,
                 core_thread,
                 notify,
+                overflow: tasks,
             })
         };
         Ok(start()?)
@@ -206,7 +220,7 @@ impl Daemon {
     pub async fn stop(self) -> Result<(), DaemonError> {
         self.stop.send_replace(true);
         let server = self.server.await;
-        drop(self.notify);
+        drop((self.notify, self.overflow));
         // Without a loop there is nobody to be told.
         let _ = self.control.send(Message::Stop);
         self.app.core.stop();

@@ -15,6 +15,7 @@ pub mod journal;
 mod memory;
 pub mod metrics;
 pub mod notify;
+pub mod overflow;
 pub mod proc;
 pub mod socket;
 pub mod store;

@@ -1,9 +1,12 @@
 //! What Prometheus gets. Counts of the loop and of requests are kept here; everything about
 //! containers is read from the snapshots at each scrape, so that it costs nothing between them.
 
+use crate::caller::Admins;
 use crate::control::{Observed, Seen};
 use crate::core::{Catalog, Handle};
+use crate::overflow::Overflow;
 use ghost_model::{BackendKind, GpuId, GpuState, Key, Name};
+use ghost_wire::stats::Counter as Word;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -119,6 +122,7 @@ impl Metrics {
         of_loop: &LoopMetrics,
         core: Handle,
         observed: watch::Receiver<Arc<Observed>>,
+        overflow: (Overflow, Admins),
     ) -> Metrics {
         let mut registry = Registry::with_prefix("ghost");
         registry.register_with_unit(
@@ -151,6 +155,10 @@ impl Metrics {
         );
         let requests = Family::default();
         registry.register("http_requests", "Requests answered", requests.clone());
+        registry.register_collector(Box::new(Elsewhere {
+            core: core.clone(),
+            overflow,
+        }));
         registry.register_collector(Box::new(Containers { core, observed }));
         Metrics { registry, requests }
     }
@@ -377,5 +385,74 @@ impl Collector for Containers {
                 ConstCounter::new(count).encode(metric)
             })
         })
+    }
+}
+
+/// What is computed on peers for containers of this host, and here for others.
+#[derive(Debug)]
+struct Elsewhere {
+    core: Handle,
+    overflow: (Overflow, Admins),
+}
+
+/// Counters of one name: the values of its last label, each with its word.
+type Words = (&'static str, &'static [(&'static str, Word)]);
+
+const CALLS: Words = (
+    "result",
+    &[
+        ("posted", Word::Posted),
+        ("waited", Word::Waited),
+        ("refused", Word::Refused),
+    ],
+);
+const BYTES: Words = (
+    "direction",
+    &[("up", Word::BytesUp), ("down", Word::BytesDown)],
+);
+
+impl Collector for Elsewhere {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (overflow, admins) = &self.overflow;
+        let seen = overflow.stats.look(&self.core.catalog(), admins);
+        let totals = seen.totals();
+        for (name, help, unit, (label, words)) in [
+            (
+                "overflow_calls",
+                "Calls of the driver that peers are to answer",
+                None,
+                CALLS,
+            ),
+            (
+                "overflow",
+                "Data to peers and from them",
+                Some(Unit::Bytes),
+                BYTES,
+            ),
+        ] {
+            let kind = ConstCounter::new(0.0).metric_type();
+            let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
+            for (about, counters) in &totals {
+                for (value, word) in words {
+                    let labels: EventLabels<'_> = [
+                        ("container", about.container.as_str()),
+                        ("peer", about.peer.as_str()),
+                        (label, value),
+                    ];
+                    let metric = family.encode_family(&labels)?;
+                    ConstCounter::new(counters[*word as usize]).encode(metric)?;
+                }
+            }
+        }
+        let sessions = overflow.listener().map_or(0, |l| l.sessions);
+        let help = "Processes of this host that compute on peers (out), and sessions of other hosts' here (in)";
+        let kind = ConstGauge::new(0.0).metric_type();
+        let mut family = encoder.encode_descriptor("overflow_sessions", help, None, kind)?;
+        for (direction, count) in [("out", seen.processes()), ("in", sessions)] {
+            let labels = [("direction", direction)];
+            let metric = family.encode_family(&labels)?;
+            ConstGauge::new(count as f64).encode(metric)?;
+        }
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@ use crate::control::{Observed, Seen};
 use crate::core::{Catalog, Entry};
 use crate::proc::Proc;
 use ghost_model::key::Mode;
-use ghost_model::report::{Container, EventFlags, Node, Process, Stat, State, Status};
+use ghost_model::report::{Container, EventFlags, Node, Process, Remote, Stat, State, Status};
 use ghost_model::value::{Devices, Limit};
 use ghost_model::{Enforcer, GpuId, GpuState, Key, Name, Spec, Value};
 use ghost_policy::ContainerStat;
@@ -18,8 +18,15 @@ const PIDS: usize = 8;
 /// The container that a tree node without anything in it shows.
 static NOTHING: LazyLock<Seen> = LazyLock::new(Seen::default);
 
-/// One container's document. Containers above it are looked up in `catalog`.
-pub fn container(entry: &Entry, catalog: &Catalog, now: &Observed, proc: &Proc) -> Container {
+/// One container's document. Containers above it are looked up in `catalog`; `elsewhere` are its
+/// processes whose work is computed on a peer.
+pub fn container(
+    entry: &Entry,
+    catalog: &Catalog,
+    now: &Observed,
+    proc: &Proc,
+    elsewhere: Vec<Remote>,
+) -> Container {
     let spec = entry.spec();
     let seen = now.containers.get(&entry.name).unwrap_or(&NOTHING);
     let frozen = spec.freeze() || above(entry, catalog, |e| e.spec().freeze());
@@ -68,6 +75,7 @@ pub fn container(entry: &Entry, catalog: &Catalog, now: &Observed, proc: &Proc) 
             notes: notes(entry, &spec, seen, &devices, now),
             devices_effective: devices,
             procs: processes,
+            overflow: elsewhere,
         },
         spec,
     }
@@ -82,6 +90,7 @@ pub fn node(catalog: &Catalog, now: &Observed, notify: Option<&Path>) -> Node {
         capabilities: (*now.capabilities).clone(),
         gpus: (*now.gpus).clone(),
         notify_socket: notify.map(|path| path.display().to_string()),
+        overflow: None,
         strangers: strangers.cloned().collect(),
         notes: catalog.notes.iter().chain(failures).cloned().collect(),
     }

@@ -44,6 +44,23 @@ fn page(node: &Node, screen: Screen) -> String {
             format!("{} {}, {state}", g.id, g.name),
         ]);
     }
+    if let Some(listener) = &node.overflow {
+        let tls = match &listener.fingerprint {
+            Some(fingerprint) => format!("fingerprint {fingerprint}"),
+            None => "no TLS".to_owned(),
+        };
+        let token = match &listener.token_file {
+            Some(path) => format!("token in {}", printable(path)),
+            None => "no token".to_owned(),
+        };
+        facts.rows.push(vec![
+            "overflow".into(),
+            format!(
+                "from other hosts at {}, {tls}, {token}, sessions: {}",
+                listener.listen, listener.sessions
+            ),
+        ]);
+    }
     for p in &node.strangers {
         facts
             .rows

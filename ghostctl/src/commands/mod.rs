@@ -7,6 +7,7 @@ mod debug;
 mod events;
 mod gpu;
 mod info;
+mod peer;
 mod profile;
 mod read;
 mod run;
@@ -49,6 +50,7 @@ pub fn execute(cli: Cli) -> Result<u8, Error> {
         Command::Top(args) => runtime.block_on(top::top(&client, args)),
         Command::Events(args) => runtime.block_on(events::events(&client, args)),
         Command::Gpu(args) => runtime.block_on(gpu::gpu(&client, args)),
+        Command::Peer(args) => runtime.block_on(peer::peer(&client, args)),
         Command::Info(args) => runtime.block_on(info::info(&client, args)),
         Command::Check(args) => runtime.block_on(check::check(&client, args)),
         Command::SeccompProfile(args) => runtime.block_on(profile::profile(&client, args)),

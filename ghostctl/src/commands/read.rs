@@ -6,7 +6,7 @@ use crate::error::{Error, printable};
 use crate::keys::{self, Shown};
 use crate::output::{self, Format, Screen, Table, human, percent, size};
 use ghost_model::key::Mode;
-use ghost_model::report::{Container, Node, Process, Source, Stat, State};
+use ghost_model::report::{Container, Node, Process, Remote, Source, Stat, State};
 use ghost_model::{Bytes, GpuId, GpuInfo, Key, Kind, Problem};
 use serde_json::{Value as Json, json};
 
@@ -213,6 +213,9 @@ fn page(c: &Container, gpus: &[GpuInfo]) -> String {
     for p in &status.procs {
         row("process", process(p, gpus));
     }
+    for r in &status.overflow {
+        row("overflow", elsewhere(r));
+    }
     if status.slices_reasserted > 0 {
         row(
             "reasserted",
@@ -243,6 +246,23 @@ fn time(stat: &Stat) -> String {
         stat.nr_throttled,
         stat.nr_periods,
         stat.throttled_usec.as_secs_f64()
+    )
+}
+
+/// One process whose work is computed on a peer, in a line.
+fn elsewhere(r: &Remote) -> String {
+    let refused = match r.refused {
+        0 => String::new(),
+        n => format!(", {n} refused"),
+    };
+    format!(
+        "{} on {}: {} calls posted, {} waited for{refused}, {} up, {} down",
+        r.pid,
+        printable(&r.peer),
+        r.posted,
+        r.waited,
+        size(Bytes(r.bytes_up)),
+        size(Bytes(r.bytes_down))
     )
 }
 

@@ -8,16 +8,20 @@
 use super::change::{ensure, put_members, remove};
 use crate::cgroup::{self, Made};
 use crate::cli::{Enter, Run};
-use crate::client::Client;
+use crate::client::{Client, Target};
 use crate::error::{Error, printable};
 use crate::notify;
 use crate::output;
-use ghost_model::{Kind, Name};
+use crate::overflow::Elsewhere;
+use ghost_model::report::Container;
+use ghost_model::value::Overflow;
+use ghost_model::{Key, Kind, Name, Problem};
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{Pid, Uid};
+use nix::unistd::{Pid, Uid, User, initgroups, setgid, setuid};
 use serde_json::json;
+use std::ffi::CString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -49,16 +53,27 @@ enum Place {
 
 pub(super) fn run(client: &Client, runtime: &Runtime, args: Run) -> Result<u8, Error> {
     let made = runtime.block_on(ensure(client, &args.name, &args.limits))?;
+    let peer = runtime.block_on(peer(client, &args))?;
     if args.in_place {
         let enter_args = Enter {
             join: None,
             alone: false,
+            user: args.user,
             name: args.name,
             command: args.command,
         };
         return Err(enter(client, runtime, &enter_args));
     }
-    let status = start(client, &args);
+    let status = match peer {
+        None => start(client, &args, None),
+        Some(peer) => runtime
+            .block_on(Elsewhere::new(client, &args.name, &peer))
+            .and_then(|elsewhere| {
+                let status = start(client, &args, Some(&elsewhere));
+                runtime.block_on(elsewhere.end(client));
+                status
+            }),
+    };
     if made && args.rm {
         let removed = runtime.block_on(remove_when_left(client, &args.name));
         // The program's status matters more than a container that stayed.
@@ -67,6 +82,24 @@ pub(super) fn run(client: &Client, runtime: &Runtime, args: Run) -> Result<u8, E
         }
     }
     status.map(code)
+}
+
+/// The peer on which the program is to compute, if not here.
+async fn peer(client: &Client, args: &Run) -> Result<Option<String>, Error> {
+    if args.on.is_some() {
+        return Ok(args.on.clone());
+    }
+    let container: Container = client.read(Target::container(&args.name, "")).await?;
+    match container.spec.overflow() {
+        Overflow::Peer(_) if args.in_place => {
+            let detail = "--in-place computes on this host only: there is nobody left to take the \
+                          ticket to the peer away";
+            let problem = Problem::field(Kind::Unsupported, Key::Overflow, detail);
+            Err(problem.of(&args.name).into())
+        }
+        Overflow::Peer(peer) => Ok(Some(peer)),
+        _ => Ok(None),
+    }
 }
 
 /// The program's own code, or 128 + n if signal n ended it.
@@ -78,7 +111,7 @@ fn code(status: ExitStatus) -> u8 {
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-fn start(client: &Client, args: &Run) -> Result<ExitStatus, Error> {
+fn start(client: &Client, args: &Run, elsewhere: Option<&Elsewhere>) -> Result<ExitStatus, Error> {
     let exe = std::env::current_exe().map_err(|e| Error::io("ghostctl", e))?;
     let place = place(&args.name);
     let mut command = match &place {
@@ -103,6 +136,12 @@ fn start(client: &Client, args: &Run) -> Result<ExitStatus, Error> {
                 args.name
             ));
         }
+    }
+    if let Some(user) = &args.user {
+        command.arg("--user").arg(user);
+    }
+    if let Some(elsewhere) = elsewhere {
+        command.envs(elsewhere.variables());
     }
     command
         .arg(args.name.as_str())
@@ -203,6 +242,9 @@ pub(super) fn enter(client: &Client, runtime: &Runtime, args: &Enter) -> Error {
     if let Some(Err(e)) = socket.map(|socket| notify::hold(&socket, &args.name)) {
         return e;
     }
+    if let Some(Err(e)) = args.user.as_deref().map(become_user) {
+        return e;
+    }
     // `run` blocks what it forwards; the program is to begin with nothing blocked.
     if let Err(e) = SigSet::all().thread_unblock() {
         return Error::io("ghostctl enter", e.into());
@@ -215,6 +257,17 @@ pub(super) fn enter(client: &Client, runtime: &Runtime, args: &Enter) -> Error {
         command: printable(&program.to_string_lossy()),
         source,
     }
+}
+
+/// Gives up all that this user has and that one has not.
+fn become_user(name: &str) -> Result<(), Error> {
+    let failed = |e: Errno| Error::io(format!("user {name:?}"), e.into());
+    let user = User::from_name(name).map_err(failed)?;
+    let user = user.ok_or_else(|| Problem::new(Kind::NotFound, format!("no user {name:?}")))?;
+    let groups = CString::new(name).map_err(|_| Error::usage("a user's name has a NUL"))?;
+    initgroups(&groups, user.gid).map_err(failed)?;
+    setgid(user.gid).map_err(failed)?;
+    setuid(user.uid).map_err(failed)
 }
 
 /// Makes this process a member; gives the socket where its memory is to be held, if it is.

@@ -3,7 +3,7 @@
 use super::read::{index, state};
 use crate::cli::Top;
 use crate::client::{Client, typed};
-use crate::error::Error;
+use crate::error::{Error, printable};
 use crate::output::{self, Format, Screen, Table, percent};
 use crate::share;
 use ghost_model::report::Container;
@@ -46,7 +46,10 @@ pub(super) async fn top(client: &Client, args: Top) -> Result<(), Error> {
         } else {
             let containers: Vec<Container> = typed("/v1/containers", Json::Array(documents))?;
             let gpus = client.gpus().await?;
-            let table = table(&containers, &gpus, &columns).render(screen);
+            let mut table = table(&containers, &gpus, &columns).render(screen);
+            if let Some(elsewhere) = elsewhere(&containers) {
+                table += &format!("\n{}", elsewhere.render(screen));
+            }
             if live {
                 output::print(&redraw(
                     &heads(&containers, &gpus),
@@ -102,6 +105,28 @@ fn table(containers: &[Container], gpus: &[GpuInfo], columns: &[String]) -> Tabl
         }
     }
     table
+}
+
+/// A row for each process whose work is computed on a peer.
+fn elsewhere(containers: &[Container]) -> Option<Table> {
+    let mut table = Table::new(&[
+        "NAME", "PEER", "PID", "POSTED", "WAITED", "REFUSED", "UP", "DOWN",
+    ]);
+    for c in containers {
+        for r in &c.status.overflow {
+            table.rows.push(vec![
+                c.name.to_string(),
+                printable(&r.peer),
+                r.pid.to_string(),
+                r.posted.to_string(),
+                r.waited.to_string(),
+                r.refused.to_string(),
+                Bytes(r.bytes_up).human(),
+                Bytes(r.bytes_down).human(),
+            ]);
+        }
+    }
+    (!table.rows.is_empty()).then_some(table)
 }
 
 fn cell(
@@ -174,7 +199,7 @@ fn redraw(heads: &[String], table: &str, screen: Screen, first: bool) -> String 
             .take(screen.width.unwrap_or(usize::MAX))
             .collect()
     };
-    let heads = heads.iter().map(|h| cut(&crate::error::printable(h)));
+    let heads = heads.iter().map(|h| cut(&printable(h)));
     for line in heads
         .chain(std::iter::once(String::new()))
         .chain(table.lines().map(str::to_owned))

@@ -121,6 +121,9 @@ pub struct Status {
     pub events: EventFlags,
     /// Timeslices that a tenant changed and Ghost set back.
     pub slices_reasserted: u64,
+    /// Its own processes whose work is computed on a peer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub overflow: Vec<Remote>,
     /// What the user should know: a limit below present use, a member that cannot be held, …
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -170,12 +173,65 @@ pub struct Node {
     /// limit of memory is held by such filters.
     #[serde(default)]
     pub notify_socket: Option<String>,
+    /// How work of other hosts is taken here; `None` where it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overflow: Option<Listener>,
     /// GPU processes that belong to no container.
     pub strangers: Vec<Process>,
     /// Problems that last: a file that could not be read, a guardian that is not there, … Under a
     /// name of its own, for the capabilities have `notes` in the same object.
     #[serde(rename = "problems")]
     pub notes: Vec<String>,
+}
+
+/// A process whose work is computed on a peer, and what it counted since its start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Remote {
+    /// The peer, by name or address.
+    pub peer: String,
+    /// The process, as its own pid namespace has it.
+    pub pid: u32,
+    /// Calls sent and not waited for.
+    pub posted: u64,
+    /// Calls that were waited for.
+    pub waited: u64,
+    /// Calls that overflow does not carry.
+    pub refused: u64,
+    /// Bytes to the peer.
+    pub bytes_up: u64,
+    /// Bytes from it.
+    pub bytes_down: u64,
+    /// Microseconds spent in waits, all threads together.
+    pub wait_usec: u64,
+}
+
+/// How work of other hosts is taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Listener {
+    /// `IP:PORT`.
+    pub listen: String,
+    /// SHA-256 of the certificate, hexadecimal; `None`: no TLS.
+    pub fingerprint: Option<String>,
+    /// Where the secret is that clients must know; `None`: nobody is asked for one.
+    pub token_file: Option<String>,
+    /// Sessions that are open now.
+    pub sessions: usize,
+}
+
+/// A host whose GPUs containers may use. Its secret is never shown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Peer {
+    /// As `gpu.overflow` and `run --on` have it.
+    pub name: String,
+    /// `HOST:PORT`.
+    pub address: String,
+    /// SHA-256 of its certificate, hexadecimal; `None`: no TLS.
+    pub fingerprint: Option<String>,
+    /// Whether a secret for it is kept.
+    pub token: bool,
 }
 
 /// A page of a list.
@@ -225,6 +281,7 @@ mod tests {
             },
             gpus: Vec::new(),
             notify_socket: Some("/run/ghost/notify.sock".into()),
+            overflow: None,
             strangers: Vec::new(),
             notes: vec!["of the daemon".into()],
         };

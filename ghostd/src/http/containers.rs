@@ -262,6 +262,7 @@ pub(super) async fn list(
     };
     let catalog = app.core.catalog();
     let now = app.observed();
+    let elsewhere = app.overflow.stats.look(&catalog, &app.admins);
     let mut rest = catalog
         .entries
         .range((from, Bound::Unbounded))
@@ -270,7 +271,7 @@ pub(super) async fn list(
     let items: Vec<Container> = rest
         .by_ref()
         .take(limit)
-        .map(|e| view::container(e, &catalog, &now, &app.proc))
+        .map(|e| view::container(e, &catalog, &now, &app.proc, elsewhere.of(&e.name)))
         .collect();
     let more = rest.next().is_some();
     let last = items.last().filter(|_| more).map(|c| c.name.to_string());
@@ -523,7 +524,10 @@ impl App {
     }
 
     fn document(&self, entry: &Entry) -> Container {
-        view::container(entry, &self.core.catalog(), &self.observed(), &self.proc)
+        let catalog = self.core.catalog();
+        let elsewhere = self.overflow.stats.look(&catalog, &self.admins);
+        let elsewhere = elsewhere.of(&entry.name);
+        view::container(entry, &catalog, &self.observed(), &self.proc, elsewhere)
     }
 
     /// Asks for a change of one container, waits for it as long as is wanted, and gives the

@@ -3,15 +3,18 @@
 mod containers;
 mod extract;
 mod node;
+mod peers;
 mod problem;
 mod server;
 
 pub use server::Server;
 
+use crate::caller::Admins;
 use crate::control::Observed;
 use crate::core::Handle;
 use crate::events::Events;
 use crate::metrics::{LoopMetrics, Metrics};
+use crate::overflow::Overflow;
 use crate::proc::Proc;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
@@ -53,6 +56,10 @@ pub struct App {
     pub proc: Proc,
     /// Where listeners are taken, if they are.
     pub notify: Option<Arc<Path>>,
+    /// Other hosts.
+    pub overflow: Overflow,
+    /// Who administers.
+    pub admins: Admins,
     /// Set when the daemon stops, so that streams end.
     pub stopping: watch::Receiver<bool>,
 }
@@ -114,6 +121,9 @@ fn routes() -> (Router<App>, Document) {
         .routes(routes!(containers::procs, containers::attach))
         .routes(routes!(containers::detach))
         .routes(routes!(containers::apply))
+        .routes(routes!(peers::list))
+        .routes(routes!(peers::put, peers::remove))
+        .routes(routes!(peers::ticket))
         .routes(routes!(node::gpus))
         .routes(routes!(node::gpu))
         .routes(routes!(node::node))

@@ -65,7 +65,11 @@ pub(super) async fn gpu(
 #[utoipa::path(get, path = "/v1/node", tag = "node", responses((status = 200, body = Node), Refusals))]
 pub(super) async fn node(State(app): State<App>) -> Json<Node> {
     let notify = app.notify.as_deref();
-    Json(view::node(&app.core.catalog(), &app.observed(), notify))
+    let node = view::node(&app.core.catalog(), &app.observed(), notify);
+    Json(Node {
+        overflow: app.overflow.listener(),
+        ..node
+    })
 }
 
 /// Read the container files again

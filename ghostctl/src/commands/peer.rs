@@ -1,0 +1,59 @@
+//! `peer`: the hosts whose GPUs containers of this one may use.
+
+use super::read_file;
+use crate::cli::{Peer, PeerAdd, Reading};
+use crate::client::{Client, Target, typed};
+use crate::error::Error;
+use crate::output::{self, Screen, Table};
+use ghost_model::report;
+use hyper::Method;
+use serde_json::{Value as Json, json};
+use std::time::Duration;
+
+pub(super) async fn peer(client: &Client, args: Peer) -> Result<(), Error> {
+    match args {
+        Peer::Add(args) => add(client, args).await,
+        Peer::List(args) => list(client, &args).await,
+        Peer::Remove { name } => {
+            let target = Target::peer(&name);
+            client
+                .call(Method::DELETE, target, None, Duration::ZERO)
+                .await?;
+            output::line(format!("{name}: removed"))
+        }
+    }
+}
+
+async fn add(client: &Client, args: PeerAdd) -> Result<(), Error> {
+    let token = args.token_file.map(|path| read_file(&path)).transpose()?;
+    let body = json!({
+        "address": args.address,
+        "token": token.unwrap_or_default().trim(),
+        "fingerprint": args.fingerprint.unwrap_or_default(),
+    });
+    let target = Target::peer(&args.name);
+    client
+        .call(Method::PUT, target, Some(&body), Duration::ZERO)
+        .await?;
+    output::line(format!("{}: added ({})", args.name, args.address))
+}
+
+async fn list(client: &Client, args: &Reading) -> Result<(), Error> {
+    let document = client.get(Target::new("/v1/peers")).await?;
+    if args.json()? {
+        return output::document(&document);
+    }
+    let items = document.get("items").cloned().unwrap_or(Json::Null);
+    let peers: Vec<report::Peer> = typed("/v1/peers", items)?;
+    let mut table = Table::new(&["NAME", "ADDRESS", "TOKEN", "FINGERPRINT"]);
+    for peer in peers {
+        let token = if peer.token { "kept" } else { "none" };
+        let fingerprint = peer
+            .fingerprint
+            .unwrap_or_else(|| "none: no TLS".to_owned());
+        table
+            .rows
+            .push(vec![peer.name, peer.address, token.into(), fingerprint]);
+    }
+    output::print(&table.render(Screen::here()))
+}
