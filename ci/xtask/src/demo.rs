@@ -1,9 +1,10 @@
-//! The main job, shown: two containers and their shares, a change while they run, a cap, a freeze.
+//! The main job, shown: two containers and their shares, a change while they run, a cap, a freeze;
+//! then a program that computes on another host.
 
 use crate::checks::{Check, Limit, Report};
-use crate::loads::{Load, now_ms, sleep_ms};
+use crate::loads::{Load, beside, now_ms, sleep_ms};
 use crate::node::{Kind, Node};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::process::ExitCode;
 
 /// Runs the demo on the GPU of this host, or on the simulator.
@@ -103,5 +104,32 @@ pub fn run(json: bool) -> Result<ExitCode> {
         Limit::AtLeast,
     ));
     drop(a);
+    overflow(&node, &mut report)?;
     Ok(report.finish(json))
+}
+
+/// A CUDA program of this host that computes on another: a second ghostd, on the loopback.
+fn overflow(node: &Node, report: &mut Report) -> Result<()> {
+    let far = Node::start_with(Kind::Sim, "[overflow]\nlisten = \"127.0.0.1:0\"\n")?;
+    let found = far.get("/v1/node")?;
+    let listen = found["overflow"]["listen"].as_str();
+    let listen = listen.context("the second ghostd takes no work of other hosts")?;
+    let program = beside("ghost-overflow-saxpy")?.display().to_string();
+    let say = |args: &[&str]| -> Result<String> {
+        eprintln!("$ ghostctl {}", args.join(" "));
+        let said = node.ctl(args)?;
+        eprint!("{said}");
+        Ok(said)
+    };
+    say(&["peer", "add", "far", listen])?;
+    say(&["create", "job", "--weight", "30"])?;
+    let said = say(&["run", "--on", "far", "job", "--", &program])?;
+    report.push(Check::new(
+        "a CUDA program that computes on another ghostd is right",
+        1.0,
+        f64::from(u8::from(said.trim_end().ends_with(": right"))),
+        "",
+        Limit::AtLeast,
+    ));
+    Ok(())
 }

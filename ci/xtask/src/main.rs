@@ -33,8 +33,8 @@ enum Task {
     },
     /// Measure every promise on a real GPU: all parts, or one by name. Needs root.
     Device {
-        /// `peers`, `shares`, `latency`, `limits`, `memory`, `faults`, `scale` or
-        /// `driver`.
+        /// `peers`, `shares`, `latency`, `limits`, `memory`, `faults`, `scale`, `driver` or
+        /// `overflow`.
         name: Option<String>,
         /// One JSON document instead of a table.
         #[arg(long)]

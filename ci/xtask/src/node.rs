@@ -120,6 +120,14 @@ impl Node {
     /// # Errors
     /// If one of them does not start; the message has what it said.
     pub fn start(kind: Kind) -> Result<Node> {
+        Self::start_with(kind, "")
+    }
+
+    /// The same, with more in the configuration's file.
+    ///
+    /// # Errors
+    /// As [`Node::start`].
+    pub fn start_with(kind: Kind, more: &str) -> Result<Node> {
         let dir = tempfile::Builder::new().prefix("ghost-").tempdir()?;
         let path = |name: &str| dir.path().join(name);
         std::fs::create_dir(path("containers.d"))?;
@@ -131,7 +139,7 @@ impl Node {
         std::fs::write(
             path("ghostd.toml"),
             format!(
-                "backend = \"{}\"\nsocket = {}\nstate_dir = {}\nrun_dir = {}\ncontainers_dir = {}\nguardian = {}\nsim_gpus = 1\n{}",
+                "backend = \"{}\"\nsocket = {}\nstate_dir = {}\nrun_dir = {}\ncontainers_dir = {}\nguardian = {}\nsim_gpus = 1\n{}{more}",
                 kind.backend(),
                 quoted(path("ghostd.sock")),
                 quoted(path("state")),

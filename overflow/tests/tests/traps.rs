@@ -44,6 +44,11 @@ fn an_error_that_was_not_waited_for_is_told_once() -> Result<()> {
 }
 
 #[test]
+fn a_kernels_fault_is_told_by_the_next_wait() -> Result<()> {
+    everywhere("fault", &[])
+}
+
+#[test]
 fn a_small_request_does_not_overtake_a_big_one() -> Result<()> {
     everywhere("overtake", &[])
 }
@@ -184,4 +189,50 @@ fn what_the_advertised_version_promises_is_there() -> Result<()> {
         assert!(seen > 100, "{seen}");
         Ok(())
     })
+}
+
+#[test]
+fn what_is_not_carried_is_counted_and_named_once() -> Result<()> {
+    at_each(|stage, _, ticket| {
+        let said = stage
+            .run(Place::There(ticket), &program("refused"), &[])?
+            .right()?;
+        assert_eq!(stage.counter(said.pid, Counter::Refused)?, 3);
+        assert_eq!(said.err.matches("cuIpcCloseMemHandle").count(), 1);
+        Ok(())
+    })
+}
+
+#[test]
+fn every_call_can_be_waited_for() -> Result<()> {
+    at_each(|stage, _, ticket| {
+        let ticket = Ticket {
+            wait_always: true,
+            ..ticket.clone()
+        };
+        for name in ["saxpy", "streams"] {
+            let said = stage
+                .run(Place::There(&ticket), &program(name), &[])?
+                .right()?;
+            assert_eq!(stage.counter(said.pid, Counter::Posted)?, 0);
+            assert!(stage.counter(said.pid, Counter::Waited)? > 100);
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn who_does_not_know_the_token_is_refused() -> Result<()> {
+    let stage = Stage::new()?;
+    let executor = Executor::start(stage.path(), &["--device", "cpu", "--token", "right"])?;
+    for (token, status) in [("right", 0), ("wrong", 1), ("", 1)] {
+        let ticket = Ticket {
+            token: token.to_owned(),
+            ..stage.ticket(executor.address())
+        };
+        let said = stage.run(Place::There(&ticket), &program("vector_add"), &[])?;
+        assert_eq!(said.status.code(), Some(status), "{token:?}: {}", said.err);
+        assert_eq!(said.err.contains("token"), status == 1, "{}", said.err);
+    }
+    Ok(())
 }

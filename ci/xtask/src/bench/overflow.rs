@@ -46,7 +46,11 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
             &[&COPY_MIB.to_string()],
         )?
         .right()?;
-    report.push(Check::told("a TCP stream on the loopback", raw / 1e9, "GB/s"));
+    report.push(Check::told(
+        "a TCP stream on the loopback",
+        raw / 1e9,
+        "GB/s",
+    ));
     for way in ["in", "out"] {
         let rate = figure(&said.out, way)?;
         report.push(Check::told(
@@ -62,11 +66,7 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
             Limit::AtLeast,
         ));
     }
-    report.push(Check::told(
-        "TCP there and back, p50",
-        trip * 1e6,
-        "us",
-    ));
+    report.push(Check::told("TCP there and back, p50", trip * 1e6, "us"));
     report.push(Check::told(
         "a call that is waited for, p50",
         figure(&said.out, "waited")? * 1e6,

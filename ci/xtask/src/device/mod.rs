@@ -6,6 +6,7 @@ mod faults;
 mod latency;
 mod limits;
 mod memory;
+mod overflow;
 mod peers;
 mod scale;
 mod shares;
@@ -42,6 +43,7 @@ const PARTS: &[Part] = &[
     ("faults", faults::run),
     ("scale", scale::run),
     ("driver", driver::run),
+    ("overflow", overflow::run),
 ];
 
 /// Runs one part, or all of them. A part that breaks off leaves a failed row and the others run.
