@@ -5,7 +5,7 @@
 use crate::session::{say, session};
 use crate::{genuine, thread};
 use ghost_wire::result::{Code, INVALID_VALUE, NOT_FOUND, SUCCESS};
-use std::ffi::c_void;
+use std::ffi::{OsString, c_void};
 use std::ptr::null;
 use std::sync::{Once, OnceLock};
 
@@ -94,6 +94,7 @@ pub(crate) fn primary_contexts() -> Vec<u64> {
             )
         };
         let mut devices = 0;
+        let _all = AllVisible::new();
         // SAFETY: room for a number.
         if unsafe { init(0) } != SUCCESS || unsafe { count(&raw mut devices) } != SUCCESS {
             return None;
@@ -117,6 +118,33 @@ pub(crate) fn primary_contexts() -> Vec<u64> {
         Some((0..devices).map_while(handle).collect())
     };
     handles().unwrap_or_default()
+}
+
+/// While the genuine driver initialises, it sees all devices of this host: the program's choice is
+/// of those of the far host.
+struct AllVisible(Option<OsString>);
+
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+impl AllVisible {
+    fn new() -> Self {
+        let chosen = std::env::var_os(VISIBLE);
+        if chosen.is_some() {
+            // SAFETY: once, in `cuInit`; a program that changes its environment at the same time
+            // does so against the rules of `setenv`.
+            unsafe { std::env::remove_var(VISIBLE) };
+        }
+        Self(chosen)
+    }
+}
+
+impl Drop for AllVisible {
+    fn drop(&mut self) {
+        if let Some(chosen) = &self.0 {
+            // SAFETY: as above.
+            unsafe { std::env::set_var(VISIBLE, chosen) };
+        }
+    }
 }
 
 fn or_current(context: u64) -> u64 {

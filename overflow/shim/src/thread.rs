@@ -32,6 +32,15 @@ struct Own {
     stream: u64,
 }
 
+impl Drop for Thread {
+    fn drop(&mut self) {
+        for own in &self.streams {
+            // SAFETY: a handle, by value.
+            unsafe { crate::sent::cuStreamDestroy_v2(own.stream) };
+        }
+    }
+}
+
 thread_local! {
     static THREAD: RefCell<Thread> = const {
         RefCell::new(Thread { contexts: Vec::new(), streams: Vec::new(), ended: 0 })

@@ -10,8 +10,9 @@ use std::ffi::CString;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// The library, as this package's build made it.
@@ -245,6 +246,25 @@ fn a_forked_child_is_not_initialised_and_its_parent_goes_on() {
     assert_eq!(lines(&output), expected);
     // The child said nothing, not even goodbye.
     assert_eq!(serving.join().unwrap().1, [Bye::OP]);
+}
+
+#[test]
+fn a_child_that_lives_on_does_not_hold_its_parents_connections() {
+    let (address, serving) = yes();
+    let mut process = Stage::new()
+        .there(&address, &["cuInit", "orphan"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let orphan = process.stdin.take();
+    assert!(process.wait().unwrap().success());
+    let start = Instant::now();
+    while !serving.is_finished() {
+        assert!(start.elapsed() < Duration::from_secs(30), "still connected");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(orphan);
 }
 
 #[test]

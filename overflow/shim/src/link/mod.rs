@@ -27,7 +27,7 @@ use ghost_wire::{CHUNK, Decoder, Encoder, INLINE_MAX, Malformed, Op};
 use landings::Landings;
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -67,8 +67,14 @@ pub(crate) struct Link {
     /// Set when the session ends as it should: nothing is said of the connections that end.
     closing: AtomicBool,
     broken: OnceLock<String>,
+    /// To shut the connections down from any thread.
     sockets: Vec<TcpStream>,
+    /// The connections themselves, for a forked child.
+    descriptors: [RawFd; 4],
 }
+
+/// How long whoever loses a connection waits for the executor's own word on it.
+const LAST_WORD: Duration = Duration::from_millis(300);
 
 impl Link {
     /// Takes over the connections of a session and starts the threads.
@@ -83,6 +89,7 @@ impl Link {
     ) -> io::Result<Arc<Self>> {
         let streams = [&opened.commands, &opened.replies, &opened.up, &opened.down];
         let sockets = streams.map(|stream| stream.socket().try_clone());
+        let descriptors = streams.map(|stream| stream.socket().as_raw_fd());
         let link = Arc::new(Self {
             address: address.to_owned(),
             commands: Commands::new(opened.commands),
@@ -95,6 +102,7 @@ impl Link {
             closing: AtomicBool::new(false),
             broken: OnceLock::new(),
             sockets: sockets.into_iter().collect::<io::Result<_>>()?,
+            descriptors,
         });
         let (send, due) = mpsc::channel();
         let (replies, down) = (opened.replies, opened.down);
@@ -102,7 +110,7 @@ impl Link {
         let started = [
             spawn("ghost-flush", &link, |link| {
                 if let Err(error) = link.commands.run(|| link.broken().is_some()) {
-                    link.end(&error.to_string());
+                    link.lost(&error);
                 }
             }),
             spawn("ghost-replies", &link, move |link| {
@@ -111,7 +119,7 @@ impl Link {
             }),
             spawn("ghost-down", &link, move |link| {
                 let why = readers::down(link, down);
-                link.end(&why.to_string());
+                link.end_unless_told(&why.to_string());
             }),
             spawn("ghost-callbacks", &link, move |link| {
                 readers::callbacks(link, &due);
@@ -198,7 +206,7 @@ impl Link {
         }
         let posted = self.take_late().and_then(|()| {
             // SAFETY: the caller's promise.
-            unsafe { self.with_data(op, false, source, encode, |_| {}) }
+            unsafe { self.with_data(op, false, INLINE_MAX, source, encode, |_| {}) }
         });
         if posted.is_ok() {
             crate::stats::count(Counter::Posted, 1);
@@ -223,9 +231,33 @@ impl Link {
         let slot = Waiters::slot();
         let register = |seq| self.waiters.register(seq, &slot);
         // SAFETY: the caller's promise.
-        unsafe { self.with_data(op, true, source, encode, register) }?;
+        unsafe { self.with_data(op, true, INLINE_MAX, source, encode, register) }?;
         self.flush()?;
         self.take(op, &slot, decode)
+    }
+
+    /// Sends a command whose data, if it has any, goes by `up` however short it is, and waits;
+    /// `decode` is given the answer's code and its whole body, also where the code is an error.
+    ///
+    /// # Safety
+    /// The region can be read.
+    ///
+    /// # Errors
+    /// What `decode` makes of the answer, and the code of a broken link.
+    pub(crate) unsafe fn wait_whole<T>(
+        &self,
+        op: Op,
+        source: Region,
+        encode: impl FnOnce(&mut Encoder<'_>, bool),
+        decode: impl FnOnce(Code, &[u8]) -> Decoded<Result<T, Code>>,
+    ) -> Result<T, Code> {
+        let slot = Waiters::slot();
+        let register = |seq| self.waiters.register(seq, &slot);
+        let encode = |to: &mut Encoder<'_>, bulk, _: &[u8]| encode(to, bulk);
+        // SAFETY: the caller's promise.
+        unsafe { self.with_data(op, true, 0, source, encode, register) }?;
+        self.flush()?;
+        self.take_whole(op, &slot, decode)
     }
 
     /// Sends a command whose data comes back by `down`, later, into `to`; not waited for.
@@ -298,11 +330,20 @@ impl Link {
 
     /// In a forked child: lets go of the connections, which are the parent's.
     pub(crate) fn abandon(&self) {
-        let streams = self.sockets.iter().map(AsRawFd::as_raw_fd);
-        for fd in streams {
-            // SAFETY: the link is not used in this process any more.
+        let clones = self.sockets.iter().map(AsRawFd::as_raw_fd);
+        for fd in clones.chain(self.descriptors) {
+            // SAFETY: the link is not used in this process any more, and never closes them itself.
             unsafe { libc::close(fd) };
         }
+    }
+
+    /// Ends the session, with this cause where the executor does not tell another.
+    fn end_unless_told(&self, why: &str) {
+        let deadline = Instant::now() + LAST_WORD;
+        while self.broken().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.end(why);
     }
 
     /// Ends the session: all who wait are answered, all connections closed.
@@ -363,13 +404,14 @@ impl Link {
         &self,
         op: Op,
         waited: bool,
+        inline: usize,
         source: Region,
         encode: impl FnOnce(&mut Encoder<'_>, bool, &[u8]),
         register: impl FnOnce(u64),
     ) -> Result<(), Code> {
         let len = source.len();
         let mut packed = Vec::new();
-        if len <= INLINE_MAX {
+        if len <= inline {
             let data = if len == 0 {
                 &[]
             } else if source.is_flat() {
@@ -425,7 +467,7 @@ impl Link {
 
     /// A connection failed under a writer.
     fn lost(&self, error: &io::Error) -> Code {
-        self.end(&error.to_string());
+        self.end_unless_told(&readers::lost(error));
         CONTEXT_IS_DESTROYED
     }
 
@@ -434,6 +476,23 @@ impl Link {
         op: Op,
         slot: &waiters::Slot,
         decode: impl FnOnce(&mut Decoder<'_>) -> Decoded<T>,
+    ) -> Result<T, Code> {
+        self.take_whole(op, slot, |code, body| {
+            if code != SUCCESS {
+                return Ok(Err(code));
+            }
+            let mut body = Decoder::new(body);
+            let value = decode(&mut body)?;
+            body.end()?;
+            Ok(Ok(value))
+        })
+    }
+
+    fn take_whole<T>(
+        &self,
+        op: Op,
+        slot: &waiters::Slot,
+        decode: impl FnOnce(Code, &[u8]) -> Decoded<Result<T, Code>>,
     ) -> Result<T, Code> {
         // Whoever ended the link may have looked for waiters before this one was there.
         if self.broken().is_some() {
@@ -449,17 +508,12 @@ impl Link {
             Counter::WaitedMicros,
             u64::try_from(micros).unwrap_or(u64::MAX),
         );
-        if answer.code != SUCCESS {
-            return Err(answer.code);
-        }
-        let mut body = Decoder::new(&answer.body);
-        let decoded = decode(&mut body).and_then(|value| body.end().map(|()| value));
-        decoded.map_err(|error| {
+        decode(answer.code, &answer.body).unwrap_or_else(|error| {
             self.end(&format!(
                 "the answer to {} makes no sense: {error}",
                 op.name()
             ));
-            UNKNOWN
+            Err(UNKNOWN)
         })
     }
 
@@ -468,7 +522,7 @@ impl Link {
         let kept =
             self.pending
                 .compare_exchange(SUCCESS, code, Ordering::AcqRel, Ordering::Acquire);
-        if kept.is_err() {
+        if kept.is_err_and(|earlier| earlier != code) {
             crate::session::say(format_args!(
                 "{} failed with {code} too, after an error that no call has reported yet",
                 op.name()

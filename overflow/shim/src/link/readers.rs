@@ -8,6 +8,7 @@ use ghost_wire::result::Code;
 use ghost_wire::stats::Counter;
 use ghost_wire::{CHUNK, Malformed};
 use std::io::{self, BufReader, Read};
+use std::mem::ManuallyDrop;
 use std::sync::mpsc::{Receiver, Sender};
 
 /// Bytes read at once; what is larger goes straight to its place.
@@ -17,7 +18,7 @@ const AHEAD: usize = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     /// Closed, or cut.
-    #[error("{0}")]
+    #[error("{}", lost(.0))]
     Io(#[from] io::Error),
     /// Not of the protocol.
     #[error("the executor sent what is not of the protocol: {0}")]
@@ -25,6 +26,15 @@ pub(super) enum ReadError {
     /// The executor said why.
     #[error("the executor ended the session: {0}")]
     Bye(String),
+}
+
+/// What has become of a connection, for people.
+pub(super) fn lost(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the executor closed the connection".to_owned(),
+        io::ErrorKind::TimedOut => "the link is cut: the peer does not answer".to_owned(),
+        _ => format!("the connection failed: {error}"),
+    }
 }
 
 /// A function of the program's that is due.
@@ -35,9 +45,15 @@ pub(super) struct Due {
     delivered: u64,
 }
 
+/// A reader that does not close the connection when it ends: a forked child closes it by its number,
+/// which must not have become another file's.
+fn kept(stream: Stream) -> ManuallyDrop<BufReader<Stream>> {
+    ManuallyDrop::new(BufReader::with_capacity(AHEAD, stream))
+}
+
 /// Reads replies until the connection ends, and says why it did.
 pub(super) fn replies(link: &Link, stream: Stream, due: &Sender<Due>) -> ReadError {
-    let mut stream = BufReader::with_capacity(AHEAD, stream);
+    let mut stream = kept(stream);
     loop {
         if let Err(error) = reply(link, &mut stream, due) {
             return error;
@@ -99,7 +115,7 @@ fn print(mut text: &[u8]) {
 
 /// Reads bulk data until the connection ends, and says why it did.
 pub(super) fn down(link: &Link, stream: Stream) -> ReadError {
-    let mut stream = BufReader::with_capacity(AHEAD, stream);
+    let mut stream = kept(stream);
     let mut scratch = Vec::new();
     loop {
         if let Err(error) = data(link, &mut stream, &mut scratch) {
