@@ -251,7 +251,8 @@ fn a_forked_child_is_not_initialised_and_its_parent_goes_on() {
 #[test]
 fn a_child_that_lives_on_does_not_hold_its_parents_connections() {
     let (address, serving) = yes();
-    let mut process = Stage::new()
+    let stage = Stage::new();
+    let mut process = stage
         .there(&address, &["cuInit", "orphan"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
