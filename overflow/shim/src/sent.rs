@@ -42,8 +42,9 @@ fn ask(
         }
     }
     let body = link.wait(op, encode, |from| {
-        decode(&mut from.clone())?;
-        Ok(from.rest().to_vec())
+        let body = from.rest().to_vec();
+        decode(from)?;
+        Ok(body)
     })?;
     let mut cache = CACHE.write().unwrap_or_else(PoisonError::into_inner);
     let cache = cache.get_or_insert_default();

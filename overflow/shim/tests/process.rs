@@ -1,11 +1,11 @@
 //! The library as programs meet it: C programs that open it, with a driver or an executor of the
 //! test's own behind it.
 
-use ghost_wire::api::ENTRIES;
+use ghost_wire::api::{ENTRIES, op};
 use ghost_wire::frame::{Command as Header, Reply, ReplyKind};
 use ghost_wire::hello::{self, Device, Hello, Role, TICKET_ENV, Ticket, Verdict, Welcome};
-use ghost_wire::message::{Bye, Message};
-use ghost_wire::{Op, stats};
+use ghost_wire::message::{Bye, Message, Primary, Use};
+use ghost_wire::{Encoder, Op, stats};
 use std::ffi::CString;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -140,7 +140,11 @@ fn yes() -> (String, JoinHandle<(Hello, Vec<Op>)>) {
             commands.read_exact(&mut body).unwrap();
             seen.push(header.op);
             if header.waited {
-                let answer = reply(ReplyKind::Answer, seen.len() as u64, &[]);
+                let mut body = vec![];
+                if header.op == op::cuDeviceCanAccessPeer {
+                    Encoder::new(&mut body).bytes(&1_i32.to_le_bytes());
+                }
+                let answer = reply(ReplyKind::Answer, seen.len() as u64, &body);
                 replies.write_all(&answer).unwrap();
             }
         }
@@ -235,6 +239,44 @@ fn there_a_session_is_opened_and_ended() {
     let counters = stage.folder.path().join(hello.tenant.pid.to_string());
     let counters = stats::read(&std::fs::read(counters).unwrap());
     assert_eq!(counters[stats::Counter::Refused as usize], 2);
+}
+
+#[test]
+fn a_thread_has_a_default_stream_of_its_own() {
+    let (address, serving) = yes();
+    let output = Stage::new()
+        .there(&address, &["cuInit", "own"])
+        .output()
+        .unwrap();
+    // Without a context there is none; what is no stream is refused here.
+    assert_eq!(lines(&output), ["cuInit=0", "own=201,0,0,0,0,400"]);
+    let write = op::cuStreamWriteValue32_v2;
+    let (create, destroy) = (op::cuStreamCreate, op::cuStreamDestroy_v2);
+    let (primary, r#use) = (Primary::OP, Use::OP);
+    let expected = [
+        primary,
+        r#use,
+        create,
+        write,
+        write,
+        r#use,
+        destroy,
+        Bye::OP,
+    ];
+    assert_eq!(serving.join().unwrap().1, expected);
+}
+
+#[test]
+fn what_does_not_change_is_asked_once() {
+    let (address, serving) = yes();
+    let output = Stage::new()
+        .there(&address, &["cuInit", "peers"])
+        .output()
+        .unwrap();
+    let expected = ["cuInit=0", "peer=0:1", "peer=0:1", "peer=0:1", "peer=1"];
+    assert_eq!(lines(&output), expected);
+    let asked = op::cuDeviceCanAccessPeer;
+    assert_eq!(serving.join().unwrap().1, [asked, asked, Bye::OP]);
 }
 
 #[test]

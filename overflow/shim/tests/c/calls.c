@@ -29,6 +29,43 @@ static void at_exit(void)
 	fflush(stdout);
 }
 
+/* Work on the thread's own stream, by both of its names. */
+static void own_stream(void)
+{
+	int (*retain)(void **, int) = dlsym(lib, "cuDevicePrimaryCtxRetain");
+	int (*set)(void *) = dlsym(lib, "cuCtxSetCurrent");
+	int (*write)(void *, unsigned long long, unsigned int, unsigned int) =
+		dlsym(lib, "cuStreamWriteValue32_v2");
+	int (*write_own)(void *, unsigned long long, unsigned int, unsigned int) =
+		dlsym(lib, "cuStreamWriteValue32_v2_ptsz");
+	void *context;
+	int codes[6];
+
+	codes[0] = write_own(NULL, 4096, 1, 0);
+	codes[1] = retain(&context, 1);
+	codes[2] = set(context);
+	codes[3] = write_own(NULL, 4096, 1, 0);
+	codes[4] = write((void *)2, 4096, 1, 0);
+	codes[5] = write((void *)0x1234, 4096, 1, 0);
+	printf("own=%d,%d,%d,%d,%d,%d\n", codes[0], codes[1], codes[2], codes[3], codes[4],
+	       codes[5]);
+}
+
+/* The same question twice, and another. */
+static void peers(void)
+{
+	int (*can)(int *, int, int) = dlsym(lib, "cuDeviceCanAccessPeer");
+	int i;
+
+	for (i = 0; i < 3; i++) {
+		int value = 0;
+		int code = can(&value, 0, i < 2 ? 1 : 2);
+
+		printf("peer=%d:%d\n", code, value);
+	}
+	printf("peer=%d\n", can(NULL, 0, 1));
+}
+
 int main(int argc, char **argv)
 {
 	int value = 0, i;
@@ -64,6 +101,10 @@ int main(int argc, char **argv)
 					;
 				_exit(0);
 			}
+		} else if (!strcmp(what, "own")) {
+			own_stream();
+		} else if (!strcmp(what, "peers")) {
+			peers();
 		} else if (strstr(what, "Get")) {
 			int code = call(what, &value);
 
