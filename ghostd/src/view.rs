@@ -18,14 +18,22 @@ const PIDS: usize = 8;
 /// The container that a tree node without anything in it shows.
 static NOTHING: LazyLock<Seen> = LazyLock::new(Seen::default);
 
-/// One container's document. Containers above it are looked up in `catalog`; `elsewhere` are its
-/// processes whose work is computed on a peer.
+/// What is known of a container's work on a peer.
+#[derive(Debug, Default)]
+pub struct Elsewhere {
+    /// Its processes that compute there.
+    pub processes: Vec<Remote>,
+    /// Why it could not.
+    pub note: Option<String>,
+}
+
+/// One container's document. Containers above it are looked up in `catalog`.
 pub fn container(
     entry: &Entry,
     catalog: &Catalog,
     now: &Observed,
     proc: &Proc,
-    elsewhere: Vec<Remote>,
+    elsewhere: Elsewhere,
 ) -> Container {
     let spec = entry.spec();
     let seen = now.containers.get(&entry.name).unwrap_or(&NOTHING);
@@ -72,10 +80,13 @@ pub fn container(
                 .get(&entry.name)
                 .copied()
                 .unwrap_or(0),
-            notes: notes(entry, &spec, seen, &devices, now),
+            notes: notes(entry, &spec, seen, &devices, now)
+                .into_iter()
+                .chain(elsewhere.note)
+                .collect(),
             devices_effective: devices,
             procs: processes,
-            overflow: elsewhere,
+            overflow: elsewhere.processes,
         },
         spec,
     }

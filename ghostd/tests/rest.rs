@@ -12,7 +12,7 @@ async fn a_container_s_life() {
     let place = Place::new();
     let node = Node::start(&place);
     let spec = json!({"gpu.weight": 200, "gpu.max": "50%", "gpu.memory.max": "24G",
-                      "gpu.overflow": "auto"});
+                      "gpu.overflow": "big"});
     let body = json!({"name": "team", "spec": spec, "labels": {"who": "nlp"}});
     let made = node
         .call(ROOT, "POST", "/v1/containers?wait=30s", body)
@@ -39,7 +39,7 @@ async fn a_container_s_life() {
     );
     let notes = made["status"]["notes"].to_string();
     assert!(
-        notes.contains("gpu.overflow") && notes.contains("nobody"),
+        notes.contains("gpu.overflow: big is no peer here"),
         "{notes}"
     );
 

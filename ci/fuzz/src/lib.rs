@@ -8,6 +8,7 @@
 mod guardian;
 mod host;
 mod notify;
+mod overflow;
 mod rm;
 mod settings;
 mod sim;
@@ -16,6 +17,7 @@ mod store;
 pub use guardian::{broker_frame, guardian_frame, guardian_journal, guardian_ledger};
 pub use host::{cgroup_files, driver_version, proc_stat};
 pub use notify::notify_state;
+pub use overflow::overflow_hello;
 pub use rm::{card_answer, tenant_call};
 pub use settings::{assignments, container_file, spec, value};
 pub use sim::sim_wire;
@@ -36,6 +38,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("guardian_journal", guardian_journal),
     ("guardian_ledger", guardian_ledger),
     ("notify_state", notify_state),
+    ("overflow_hello", overflow_hello),
     ("proc_stat", proc_stat),
     ("sim_wire", sim_wire),
     ("spec", spec),

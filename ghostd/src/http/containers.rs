@@ -271,7 +271,7 @@ pub(super) async fn list(
     let items: Vec<Container> = rest
         .by_ref()
         .take(limit)
-        .map(|e| view::container(e, &catalog, &now, &app.proc, elsewhere.of(&e.name)))
+        .map(|e| view::container(e, &catalog, &now, &app.proc, app.overflow.of(e, &elsewhere)))
         .collect();
     let more = rest.next().is_some();
     let last = items.last().filter(|_| more).map(|c| c.name.to_string());
@@ -526,7 +526,7 @@ impl App {
     fn document(&self, entry: &Entry) -> Container {
         let catalog = self.core.catalog();
         let elsewhere = self.overflow.stats.look(&catalog, &self.admins);
-        let elsewhere = elsewhere.of(&entry.name);
+        let elsewhere = self.overflow.of(entry, &elsewhere);
         view::container(entry, &catalog, &self.observed(), &self.proc, elsewhere)
     }
 

@@ -15,9 +15,11 @@ pub mod tenant;
 pub use secret::SecretError;
 
 use crate::config::Config;
-use crate::core;
+use crate::core::{self, Entry};
+use crate::view::Elsewhere;
 use door::Door;
 use ghost_model::report::Listener;
+use ghost_model::value::Overflow as Wanted;
 use lease::Leases;
 use nix::unistd::Uid;
 use peers::Peers;
@@ -168,6 +170,21 @@ impl Overflow {
             tasks.spawn(leases.sweep());
         }
         Ok((overflow, Tasks(tasks)))
+    }
+
+    /// What is known of a container's work on a peer, of what was `seen`.
+    pub fn of(&self, entry: &Entry, seen: &stats::Seen) -> Elsewhere {
+        let unknown = match entry.spec().overflow() {
+            Wanted::Peer(peer) if !peer.contains(':') && !self.peers.has(&peer) => Some(peer),
+            _ => None,
+        };
+        let note = |peer| {
+            format!("gpu.overflow: {peer} is no peer here: `ghostctl peer add {peer} HOST:PORT`")
+        };
+        Elsewhere {
+            processes: seen.of(&entry.name),
+            note: unknown.map(note),
+        }
     }
 
     /// How work of other hosts is taken here, if it is.

@@ -136,9 +136,9 @@ impl Peers {
             )));
         }
         let local = check_address(&added.address)?;
-        let digits = added.fingerprint.bytes().all(|b| b.is_ascii_hexdigit());
         let fingerprint = added.fingerprint.to_ascii_lowercase();
-        if !fingerprint.is_empty() && !(digits && fingerprint.len() == 64) {
+        let whole = fingerprint.len() == 64 && fingerprint.bytes().all(|b| b.is_ascii_hexdigit());
+        if !whole && !fingerprint.is_empty() {
             return Err(invalid(format!(
                 "fingerprint: {:?} is no SHA-256 of 64 hexadecimal digits: `ghostctl info` on {} \
                  shows it",
