@@ -45,7 +45,7 @@ impl Silent {
         }
     }
 
-    /// It has; whether it was not closed for others meanwhile.
+    /// This one has.
     fn spoke(&self, id: u64) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(other, _)| *other != id);
@@ -74,8 +74,14 @@ pub(super) async fn serve(listener: TcpListener, door: Door, mut stopping: watch
         let (id, door, waiting) = (next, door.clone(), silent.clone());
         let task = tokio::spawn(async move {
             let spoke = || waiting.spoke(id);
-            if let Err(error) = door.meet(socket, spoke).await {
-                tracing::warn!(%from, %error, "a connection of another host came to nothing");
+            match door.meet(socket, spoke).await {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    tracing::warn!(%from, "a connection of another host is refused: {error}");
+                }
+                Err(error) => {
+                    tracing::debug!(%from, %error, "a connection of another host came to nothing");
+                }
             }
         });
         silent.add(id, task.abort_handle());
