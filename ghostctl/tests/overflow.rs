@@ -1,5 +1,6 @@
 //! Overflow against the real ghostd on a simulated GPU, over real TCP: who gets in, what becomes of
-//! them, and what `ghostctl` shows of it. The executor is a script that sends back what it gets.
+//! them, and what `ghostctl` shows of it. The executor is a script that sends back what it gets, and
+//! once, where the whole workspace is built, the real one with the real libcuda of Ghost.
 
 use ghost_wire::hello::{self, Hello, Inject, MAGIC, Role, Tenant, Ticket, Verdict};
 use ghost_wire::{VERSION, api};
@@ -88,11 +89,14 @@ impl Ghostd {
         fs::set_permissions(&executor, fs::Permissions::from_mode(0o755)).unwrap();
         fs::write(dir.path().join("token"), TOKEN).unwrap();
         fs::set_permissions(dir.path().join("token"), fs::Permissions::from_mode(0o600)).unwrap();
-        let text = format!(
-            "[overflow]\nlisten = \"127.0.0.1:0\"\nexecutor = {executor:?}\ncache_dir = {:?}\n{}",
+        let mut text = format!(
+            "[overflow]\nlisten = \"127.0.0.1:0\"\ncache_dir = {:?}\n{}\n",
             dir.path().join("cache"),
             overflow.replace("DIR", &dir.path().display().to_string()),
         );
+        if !overflow.contains("executor") {
+            text += &format!("executor = {executor:?}\n");
+        }
         fs::write(dir.path().join("ghostd.toml"), text).unwrap();
         let child = start(dir.path());
         let node = Ghostd { dir, child };
@@ -591,4 +595,51 @@ fn there_is_no_way_to_a_host_that_is_no_peer() {
         Some(0),
         "this host needs no secret"
     );
+}
+
+/// A file of the workspace's build, if it is there.
+fn built(name: &str) -> Option<String> {
+    let path = PathBuf::from(env!("CARGO_BIN_EXE_ghostctl")).with_file_name(name);
+    path.exists().then(|| path.display().to_string())
+}
+
+#[test]
+fn a_program_computes_on_a_peer_over_tls_and_not_with_another_certificate() {
+    let all = ["ghost-executor", "ghost-overflow-saxpy", "libghost_shim.so"].map(built);
+    let [Some(executor), Some(program), Some(_)] = all else {
+        eprintln!("skipped: `cargo build --workspace` makes {all:?}");
+        return;
+    };
+    let node = Ghostd::new(&format!(
+        "tls = true\ntoken_file = \"DIR/token\"\nexecutor = {executor:?}"
+    ));
+    let listener = node.json(&["info", "--json"])["overflow"].clone();
+    let right = listener["fingerprint"].as_str().unwrap();
+    let token = node.dir.path().join("token").display().to_string();
+    let address = node.address();
+    let run = |fingerprint: &str, token: &str| {
+        let add = ["peer", "add", "far", &address, "--token-file", token];
+        node.says(0, &[&add[..], &["--fingerprint", fingerprint]].concat());
+        let output = node.ghostctl(&[
+            "run", "--weight", "70", "--on", "far", "job", "--", &program,
+        ]);
+        let text =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        (output.status.success(), text.into_owned())
+    };
+    let (good, said) = run(right, &token);
+    assert!(good && said.contains("right"), "{said}\n{}", node.log());
+    let metrics = metrics(&node.dir.path().join("ghostd.sock"));
+    let waited = "ghost_overflow_calls_total{container=\"job\",peer=\"far\",result=\"waited\"} ";
+    let line = metrics.lines().find_map(|line| line.strip_prefix(waited));
+    let waited: f64 = line.unwrap().parse().unwrap();
+    assert!(waited > 0.0);
+
+    let (good, said) = run(&"0".repeat(64), &token);
+    assert!(!good && said.contains("certificate"), "{said}");
+    let other = node.dir.path().join("other");
+    fs::write(&other, "another secret of some length").unwrap();
+    let (good, said) = run(right, &other.display().to_string());
+    assert!(!good && said.contains("token is not this host's"), "{said}");
+    until("no session is left", || node.sessions() == 0);
 }
