@@ -1,0 +1,216 @@
+//! Memory that the program and the device both see. The client sends what the program wrote before
+//! work that may read it; from here goes back what the device changed.
+
+use crate::driver::Driver;
+use crate::link::Link;
+use ghost_wire::frame::DataKind;
+use ghost_wire::message::{Share, WriteShared};
+use ghost_wire::result::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const PAGE: u64 = 4096;
+/// What is compared: smaller than what processor and device would share between them.
+const GRAIN: usize = 4;
+/// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`; the other flags say nothing about this memory.
+const FLAGS: u32 = 3;
+
+#[derive(Debug)]
+struct Region {
+    /// As the client names it.
+    at: u64,
+    /// Where it is here.
+    here: NonNull<u8>,
+    /// As client and executor last agreed on it.
+    base: Vec<u8>,
+    /// The mapping, of the program's memory; none: managed.
+    mapping: Option<(NonNull<c_void>, usize)>,
+}
+
+// SAFETY: the memory is used under the lock only (the device's own use aside).
+unsafe impl Send for Region {}
+
+impl Region {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped for as long as the region stands.
+        unsafe { std::slice::from_raw_parts(self.here.as_ptr(), self.base.len()) }
+    }
+
+    fn end(self, driver: &Driver) -> Result<(), Code> {
+        match self.mapping {
+            Some((start, len)) => {
+                // SAFETY: registered when it was made.
+                let ended = unsafe { driver.cuMemHostUnregister(start.as_ptr().cast()) };
+                if ended.is_ok() {
+                    // SAFETY: a mapping of our own; the device is done with it.
+                    let _ = unsafe { munmap(start, len) };
+                }
+                ended
+            }
+            None => driver.cuMemFree_v2(self.at),
+        }
+    }
+}
+
+/// All of it.
+#[derive(Debug, Default)]
+pub(crate) struct Shares {
+    /// Guards the regions and their base copies; held while they are compared.
+    regions: Mutex<Vec<Region>>,
+}
+
+/// Maps `len` bytes, at `at` if that is free here.
+fn map(at: u64, len: usize) -> Result<NonNull<c_void>, Code> {
+    let len = NonZeroUsize::new(len).ok_or(INVALID_VALUE)?;
+    let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    let flags = MapFlags::MAP_PRIVATE;
+    let wanted = usize::try_from(at).ok().and_then(NonZeroUsize::new);
+    // SAFETY: memory that is free: nothing is replaced.
+    let mapped = unsafe {
+        mmap_anonymous(wanted, len, prot, flags | MapFlags::MAP_FIXED_NOREPLACE)
+            .or_else(|_| mmap_anonymous(None, len, prot, flags))
+    };
+    mapped.map_err(|_| OUT_OF_MEMORY)
+}
+
+impl Shares {
+    fn lock(&self) -> MutexGuard<'_, Vec<Region>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Adds a region; gives the device's address of it.
+    pub(crate) fn add(&self, driver: &Driver, share: &Share) -> Result<u64, Code> {
+        let len = usize::try_from(share.len).map_err(|_| OUT_OF_MEMORY)?;
+        if len == 0 || share.at.checked_add(share.len).is_none_or(|end| end > 1 << 62) {
+            return Err(INVALID_VALUE);
+        }
+        let mut base = Vec::new();
+        base.try_reserve_exact(len).map_err(|_| OUT_OF_MEMORY)?;
+        base.resize(len, 0);
+        if share.at == 0 {
+            let mut at = 0;
+            driver.cuMemAllocManaged(&mut at, len, share.flags)?;
+            let here = NonNull::new(at as *mut u8).ok_or(OUT_OF_MEMORY)?;
+            // SAFETY: as many bytes, just made.
+            unsafe { here.write_bytes(0, len) };
+            let mapping = None;
+            self.lock().push(Region { at, here, base, mapping });
+            return Ok(at);
+        }
+        let within = share.at % PAGE;
+        let whole = (share.len + within).next_multiple_of(PAGE) as usize;
+        let start = map(share.at - within, whole)?;
+        let pages = start.as_ptr().cast::<u8>();
+        let mut device = 0;
+        // SAFETY: the mapping stands until it is unregistered.
+        let registered = unsafe {
+            driver
+                .cuMemHostRegister_v2(pages, whole, share.flags & FLAGS | 2)
+                .and_then(|()| driver.cuMemHostGetDevicePointer_v2(&mut device, pages, 0))
+        };
+        if let Err(code) = registered {
+            // SAFETY: nobody uses it.
+            let _ = unsafe { munmap(start, whole) };
+            return Err(code);
+        }
+        // SAFETY: within the mapping.
+        let here = unsafe { start.cast::<u8>().add(within as usize) };
+        let mapping = Some((start, whole));
+        let at = share.at;
+        self.lock().push(Region { at, here, base, mapping });
+        Ok(device + within)
+    }
+
+    /// Ends the region at `at`.
+    pub(crate) fn remove(&self, driver: &Driver, at: u64) -> Result<(), Code> {
+        let mut regions = self.lock();
+        let found = regions.iter().position(|region| region.at == at);
+        let region = regions.swap_remove(found.ok_or(INVALID_VALUE)?);
+        drop(regions);
+        region.end(driver)
+    }
+
+    /// Writes what the program wrote.
+    pub(crate) fn write(&self, write: &WriteShared<'_>) -> Result<(), Code> {
+        let mut regions = self.lock();
+        for region in regions.iter_mut() {
+            let Some(start) = write.at.checked_sub(region.at) else {
+                continue;
+            };
+            let Ok(start) = usize::try_from(start) else {
+                continue;
+            };
+            let end = start.saturating_add(write.data.len());
+            let Some(base) = region.base.get_mut(start..end) else {
+                continue;
+            };
+            base.copy_from_slice(write.data);
+            // SAFETY: the region is as long as its base copy.
+            unsafe {
+                let to = region.here.as_ptr().add(start);
+                to.copy_from_nonoverlapping(write.data.as_ptr(), write.data.len());
+            }
+            return Ok(());
+        }
+        Err(INVALID_VALUE)
+    }
+
+    /// Sends what the device has changed.
+    pub(crate) fn send(&self, link: &Link) {
+        for region in self.lock().iter_mut() {
+            let now = region.bytes().to_vec();
+            for (start, end) in changes(&region.base, &now) {
+                if let (Some(new), Some(old)) =
+                    (now.get(start..end), region.base.get_mut(start..end))
+                {
+                    link.data(DataKind::Memory, 0, region.at + start as u64, new);
+                    old.copy_from_slice(new);
+                }
+            }
+        }
+    }
+}
+
+/// Runs of bytes in which two equally long copies differ. What lies between them is left alone: the
+/// program may have written there.
+fn changes(old: &[u8], new: &[u8]) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    let page = PAGE as usize;
+    let pages = old.chunks(page).zip(new.chunks(page)).enumerate();
+    for (number, (old, new)) in pages.filter(|(_, (old, new))| old != new) {
+        let grains = old.chunks(GRAIN).zip(new.chunks(GRAIN)).enumerate();
+        for (grain, (_, new)) in grains.filter(|(_, (old, new))| old != new) {
+            let start = number * page + grain * GRAIN;
+            let end = start + new.len();
+            match runs.last_mut() {
+                Some((_, last)) if *last == start => *last = end,
+                _ => runs.push((start, end)),
+            }
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_found_and_joined() {
+        let old = vec![0; 10_000];
+        let mut new = old.clone();
+        assert_eq!(changes(&old, &new), []);
+        for at in [3, 10, 4095, 4096, 9999] {
+            new[at] = 1;
+        }
+        let runs = [(0, 4), (8, 12), (4092, 4100), (9996, 10_000)];
+        assert_eq!(changes(&old, &new), runs);
+    }
+}
