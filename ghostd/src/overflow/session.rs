@@ -112,7 +112,7 @@ impl Sessions {
     /// # Errors
     /// A sentence for the client.
     pub(super) async fn expect(&self, hello: &Hello) -> Result<(), String> {
-        if let Some(said) = self.join(hello) {
+        if let Some(said) = join(&mut self.lock(), hello) {
             return said;
         }
         let place = tenant::place(&hello.tenant)?;
@@ -129,10 +129,6 @@ impl Sessions {
         })?;
         let lease = self.leases.take(&place).await;
         let lease = lease.map_err(|p| format!("the container is refused: {}", p.detail))?;
-        // Another connection of the same session may have been quicker.
-        if let Some(said) = self.join(hello) {
-            return said;
-        }
         let mut said = [false; 4];
         said[index(hello.role)] = true;
         let forming = Forming {
@@ -143,7 +139,14 @@ impl Sessions {
             permit,
         };
         let id = hello.session;
-        self.lock().insert(id, forming);
+        {
+            let mut all = self.lock();
+            // Another connection of the same session may have been quicker.
+            if let Some(said) = join(&mut all, hello) {
+                return said;
+            }
+            all.insert(id, forming);
+        }
         let all = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(JOIN).await;
@@ -155,21 +158,6 @@ impl Sessions {
             }
         });
         Ok(())
-    }
-
-    /// Joins a session that is forming, if it is.
-    fn join(&self, hello: &Hello) -> Option<Result<(), String>> {
-        let mut all = self.lock();
-        let forming = all.get_mut(&hello.session)?;
-        let same = forming.hello.tenant == hello.tenant;
-        let said = &mut forming.said[index(hello.role)];
-        Some(if !same {
-            Err("another tenant's session has this id".into())
-        } else if std::mem::replace(said, true) {
-            Err("this connection of the session is there already".into())
-        } else {
-            Ok(())
-        })
     }
 
     /// Adds a connection whose verdict was sent; gives the session once it is whole.
@@ -248,6 +236,20 @@ impl Sessions {
         let _ = tokio::time::timeout(FAREWELL, all).await;
         status
     }
+}
+
+/// Joins a session that is forming, if it is.
+fn join(all: &mut HashMap<[u8; 16], Forming>, hello: &Hello) -> Option<Result<(), String>> {
+    let forming = all.get_mut(&hello.session)?;
+    let same = forming.hello.tenant == hello.tenant;
+    let said = &mut forming.said[index(hello.role)];
+    Some(if !same {
+        Err("another tenant's session has this id".into())
+    } else if std::mem::replace(said, true) {
+        Err("this connection of the session is there already".into())
+    } else {
+        Ok(())
+    })
 }
 
 impl Start {
