@@ -239,7 +239,7 @@ cuGraphHostNodeSetParams "cuGraphHostNodeSetParams" 10000 plain refused;
 cuGraphAddChildGraphNode "cuGraphAddChildGraphNode" 10000 plain waited (graph_node: New<GraphNode>, graph: H<Graph>, dependencies: Handles<GraphNode>, count: Count, child_graph: H<Graph>);
 cuGraphChildGraphNodeGetGraph "cuGraphChildGraphNodeGetGraph" 10000 plain waited (node: H<GraphNode>, graph: Found<Graph>);
 cuGraphAddEmptyNode "cuGraphAddEmptyNode" 10000 plain waited (graph_node: New<GraphNode>, graph: H<Graph>, dependencies: Handles<GraphNode>, count: Count);
-cuGraphAddEventRecordNode "cuGraphAddEventRecordNode" 11010 plain waited (graph_node: New<GraphNode>, graph: H<Graph>, dependencies: Handles<GraphNode>, count: Count, event: H<Event>);
+cuGraphAddEventRecordNode "cuGraphAddEventRecordNode" 11010 plain hand_waited (graph_node: New<GraphNode>, graph: H<Graph>, dependencies: Handles<GraphNode>, count: Count, event: H<Event>);
 cuGraphEventRecordNodeGetEvent "cuGraphEventRecordNodeGetEvent" 11010 plain refused;
 cuGraphEventRecordNodeSetEvent "cuGraphEventRecordNodeSetEvent" 11010 plain refused;
 cuGraphAddEventWaitNode "cuGraphAddEventWaitNode" 11010 plain waited (graph_node: New<GraphNode>, graph: H<Graph>, dependencies: Handles<GraphNode>, count: Count, event: H<Event>);
