@@ -478,7 +478,8 @@ pub(crate) unsafe extern "C" fn cuCtxGetLimit(to: *mut u64, limit: u32) -> Code 
     unsafe { sent::cuCtxGetLimit(to, limit) }
 }
 
-fn synchronize(handle: u64) -> Result<(), Code> {
+/// Waits for all work of a context; 0 is the current one.
+pub(crate) fn synchronize(handle: u64) -> Result<(), Code> {
     let link = link()?;
     let message = Wait {
         what: wait::CONTEXT,

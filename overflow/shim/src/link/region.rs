@@ -49,13 +49,17 @@ impl Region {
     /// Whether it may have a byte in `len` bytes at `at`.
     pub(crate) fn overlaps(&self, at: u64, len: usize) -> bool {
         let start = self.base as u64;
-        let rows = self.pitch.saturating_mul(self.rows.saturating_sub(1));
-        let slices = self.slice.saturating_mul(self.slices.saturating_sub(1));
-        let span = slices.saturating_add(rows).saturating_add(self.width);
         self.len() > 0
             && len > 0
             && start < at.saturating_add(len as u64)
-            && at < start.saturating_add(span as u64)
+            && at < start.saturating_add(self.span() as u64)
+    }
+
+    /// Bytes from its first to its last.
+    pub(crate) fn span(&self) -> usize {
+        let rows = self.pitch.saturating_mul(self.rows.saturating_sub(1));
+        let slices = self.slice.saturating_mul(self.slices.saturating_sub(1));
+        slices.saturating_add(rows).saturating_add(self.width)
     }
 
     /// The runs of memory that hold the packed bytes from `at` on, `len` of them: where each is,

@@ -1,0 +1,190 @@
+//! Host memory that CUDA knows of: given out page-locked, registered, managed. Nothing is locked
+//! here; the device sees such memory once its device address was asked for.
+
+use super::map::{self, What};
+use super::{reserve, shared, tell};
+use crate::answer;
+use crate::session::link;
+use ghost_wire::result::{
+    Code, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY,
+};
+
+const PORTABLE: u32 = 1;
+const DEVICE_MAP: u32 = 2;
+const READ_ONLY: u32 = 8;
+/// `CU_MEM_ATTACH_GLOBAL` and `CU_MEM_ATTACH_HOST`.
+const ATTACH: [u32; 2] = [1, 2];
+
+/// Memory of the host's, zero, for the program.
+fn map_memory(len: usize) -> Result<*mut u8, Code> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: new memory wherever there is room.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(OUT_OF_MEMORY);
+    }
+    Ok(at.cast())
+}
+
+fn allocate(to: *mut *mut u8, len: usize, flags: u32) -> Result<(), Code> {
+    link()?;
+    if to.is_null() || len == 0 || flags & !7 != 0 {
+        return Err(INVALID_VALUE);
+    }
+    if crate::thread::context().is_none() {
+        return Err(ghost_wire::result::INVALID_CONTEXT);
+    }
+    let at = map_memory(len)?;
+    // Everything is mapped and portable where all addresses are in one space.
+    let flags = flags | DEVICE_MAP | PORTABLE;
+    let what = What::Pinned { flags };
+    map::write(|map| map.insert(map::range(at as u64, len as u64, what)));
+    // SAFETY: not null, and the program's own room.
+    unsafe { tell(to, at) }
+}
+
+pub(crate) unsafe extern "C" fn cuMemAllocHost_v2(to: *mut *mut u8, len: usize) -> Code {
+    answer(allocate(to, len, 0))
+}
+
+pub(crate) unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut u8, len: usize, flags: u32) -> Code {
+    answer(allocate(to, len, flags))
+}
+
+/// Ends what the device sees of a range of host memory, and waits for what is on its way there.
+fn hide(range: &map::Range) -> Result<(), Code> {
+    link()?.landed(range.start, range.len as usize)?;
+    if range.window != 0 {
+        crate::context::synchronize(0)?;
+        shared::end(range.start);
+        map::write(|map| map.remove(range.window, |what| matches!(what, What::Window { .. })));
+        shared::ask_end(range.start)?;
+    }
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn cuMemFreeHost(at: u64) -> Code {
+    let freed = || {
+        link()?;
+        let pinned = |what| matches!(what, What::Pinned { .. });
+        let range = map::write(|map| map.remove(at, pinned)).ok_or(INVALID_VALUE)?;
+        let hidden = hide(&range);
+        // SAFETY: mapped by `allocate`, and in no list any more.
+        unsafe { libc::munmap(at as *mut _, range.len as usize) };
+        hidden
+    };
+    answer(freed())
+}
+
+pub(crate) unsafe extern "C" fn cuMemHostRegister_v2(at: u64, len: usize, flags: u32) -> Code {
+    let registered = || {
+        link()?;
+        if at == 0 || len == 0 || flags & !(7 | READ_ONLY) != 0 {
+            return Err(INVALID_VALUE);
+        }
+        map::write(|map| {
+            if map.overlapping(at, len as u64).is_some() {
+                return Err(HOST_MEMORY_ALREADY_REGISTERED);
+            }
+            let flags = (flags & 7) | DEVICE_MAP | PORTABLE;
+            map.insert(map::range(at, len as u64, What::Registered { flags }));
+            Ok(())
+        })
+    };
+    answer(registered())
+}
+
+pub(crate) unsafe extern "C" fn cuMemHostRegister(at: u64, len: usize, flags: u32) -> Code {
+    // SAFETY: handed on.
+    unsafe { cuMemHostRegister_v2(at, len, flags) }
+}
+
+pub(crate) unsafe extern "C" fn cuMemHostUnregister(at: u64) -> Code {
+    let unregistered = || {
+        link()?;
+        let registered = |what| matches!(what, What::Registered { .. });
+        let range = map::write(|map| map.remove(at, registered));
+        let range = range.ok_or(HOST_MEMORY_NOT_REGISTERED)?;
+        hide(&range)
+    };
+    answer(unregistered())
+}
+
+/// Where the device sees the host memory at `at`; it is shared with it from now on.
+pub(super) fn window(at: u64) -> Result<u64, Code> {
+    let range = map::find(at).ok_or(INVALID_VALUE)?;
+    let (What::Pinned { flags } | What::Registered { flags }) = range.what else {
+        return match range.what {
+            What::Managed => Ok(at),
+            _ => Err(INVALID_VALUE),
+        };
+    };
+    if range.window != 0 {
+        return Ok(range.window + (at - range.start));
+    }
+    let window = shared::ask(range.start, range.len, flags)?;
+    reserve::prefer(window, range.len);
+    shared::begin(range.start, range.len as usize);
+    map::write(|map| {
+        let host = range.start;
+        map.insert(map::Range {
+            window,
+            ..map::range(window, range.len, What::Window { host })
+        });
+        map.change(host, |range| range.window = window);
+    });
+    Ok(window + (at - range.start))
+}
+
+pub(crate) unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
+    to: *mut u64,
+    at: u64,
+    flags: u32,
+) -> Code {
+    let told = || {
+        link()?;
+        if flags != 0 || to.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: not null, and the program's own room.
+        unsafe { tell(to, window(at)?) }
+    };
+    answer(told())
+}
+
+pub(crate) unsafe extern "C" fn cuMemHostGetFlags(to: *mut u32, at: u64) -> Code {
+    let told = || {
+        link()?;
+        match map::find(at).map(|range| range.what) {
+            // SAFETY: null, or the program's own room.
+            Some(What::Pinned { flags } | What::Registered { flags }) => unsafe { tell(to, flags) },
+            _ => Err(INVALID_VALUE),
+        }
+    };
+    answer(told())
+}
+
+pub(crate) unsafe extern "C" fn cuMemAllocManaged(to: *mut u64, len: usize, flags: u32) -> Code {
+    let allocated = || {
+        link()?;
+        if to.is_null() || len == 0 || !ATTACH.contains(&flags) {
+            return Err(INVALID_VALUE);
+        }
+        let (at, ()) = reserve::until_free(
+            || Ok((shared::ask(0, len as u64, flags)?, len as u64, ())),
+            |at, _| {
+                let _ = shared::ask_end(at);
+            },
+        )?;
+        if !reserve::back(at, len as u64) {
+            shared::ask_end(at)?;
+            return Err(OUT_OF_MEMORY);
+        }
+        shared::begin(at, len);
+        map::write(|map| map.insert(map::range(at, len as u64, What::Managed)));
+        // SAFETY: not null, and the program's own room.
+        unsafe { tell(to, at) }
+    };
+    answer(allocated())
+}
