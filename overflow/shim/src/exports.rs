@@ -114,23 +114,6 @@ macro_rules! forms {
     };
 }
 
-macro_rules! pending {
-    (refused $variant:ident $symbol:ident) => {};
-    (posted $variant:ident $symbol:ident) => {};
-    (waited $variant:ident $symbol:ident) => {};
-    (cached $variant:ident $symbol:ident) => {};
-    ($class:ident plain $symbol:ident) => {
-        pub(super) unsafe extern "C" fn $symbol() -> Code {
-            crate::refused::refuse(ghost_wire::api::op::$symbol)
-        }
-    };
-    ($class:ident $variant:ident $symbol:ident) => {
-        pub(super) unsafe extern "C" fn $symbol<const PT: bool>() -> Code {
-            crate::refused::refuse(ghost_wire::api::op::$symbol)
-        }
-    };
-}
-
 macro_rules! exports {
     ({} $($symbol:ident $name:literal $since:literal $variant:ident $class:ident
         $(($($arg:ident : $kind:ty),*))?;)*) => {
@@ -142,23 +125,13 @@ macro_rules! exports {
         }
         static TRAMPOLINES: Trampolines = Trampolines([$(both!($variant $symbol)),*]);
 
-        /// Stand for what is not written yet.
-        #[allow(dead_code)]
-        mod pending {
-            use super::Code;
-            $(pending!($class $variant $symbol);)*
-        }
         /// Where each export jumps: of row n the plain form at 2 n, the per-thread form after it.
         pub(crate) static SLOTS: [[AtomicPtr<()>; 2]; ROWS] = {
-            #[allow(unused_imports)]
-            use pending::*;
-            {
-                use crate::hand::*;
-                [$({
-                    let [plain, per_thread] = target!($class $variant $symbol);
-                    [AtomicPtr::new(plain), AtomicPtr::new(per_thread)]
-                }),*]
-            }
+            use crate::hand::*;
+            [$({
+                let [plain, per_thread] = target!($class $variant $symbol);
+                [AtomicPtr::new(plain), AtomicPtr::new(per_thread)]
+            }),*]
         };
     };
 }

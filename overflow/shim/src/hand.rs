@@ -5,7 +5,7 @@
 //! `pub(crate) unsafe extern "C" fn cuX(...) -> Code` for a row that is `plain`, and
 //! `pub(crate) unsafe extern "C" fn cuX<const PT: bool>(...) -> Code` for one that is `ptsz` or
 //! `ptds` (`PT`: the per-thread form). Handles are `u64`, device addresses `u64`, devices `i32`.
-//! A row that has none yet answers `CUDA_ERROR_NOT_SUPPORTED`.
+//! A row without one does not compile.
 
 pub(crate) use crate::context::*;
 pub(crate) use crate::device::*;
