@@ -7,6 +7,24 @@ use ghost_wire::hello::Inject;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+/// The descriptors of a session's connections, in the order of [`ghost_wire::hello::Role::ALL`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Descriptors(pub [i32; 4]);
+
+impl Descriptors {
+    fn parse(text: &str) -> Result<Self, String> {
+        let numbers: Option<Vec<i32>> = text.split(',').map(|n| n.parse().ok()).collect();
+        let four: Option<[i32; 4]> = numbers.and_then(|numbers| numbers.try_into().ok());
+        let four = four.filter(|fds| {
+            let mut sorted = *fds;
+            sorted.sort_unstable();
+            sorted[0] > 2 && sorted.windows(2).all(|pair| pair[0] != pair[1])
+        });
+        let four = four.ok_or("give four different descriptors beyond the standard ones")?;
+        Ok(Self(four))
+    }
+}
+
 /// Computes for a program of another host.
 ///
 /// ghostd starts one for each session. With --listen it serves on its own, for tests and
@@ -15,14 +33,19 @@ use std::path::PathBuf;
 #[command(name = "ghost-executor", version)]
 pub struct Args {
     /// Serve the session on these open descriptors: commands, replies, bulk data up and down
-    #[arg(long, value_name = "FD,FD,FD,FD", value_delimiter = ',', num_args = 4)]
+    #[arg(long, value_name = "FD,FD,FD,FD", value_parser = Descriptors::parse)]
     #[arg(required_unless_present = "listen", conflicts_with = "listen")]
-    pub session: Vec<i32>,
+    pub session: Option<Descriptors>,
     /// Listen here, and serve each session in a process of its own
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<SocketAddr>,
     /// Ask clients for this secret
-    #[arg(long, default_value = "", requires = "listen", hide_default_value = true)]
+    #[arg(
+        long,
+        default_value = "",
+        requires = "listen",
+        hide_default_value = true
+    )]
     pub token: String,
     /// What computes; by default the GPUs, if there are any
     #[arg(long)]
@@ -67,13 +90,15 @@ mod tests {
         Args::command().debug_assert();
         let read = |args: &[&str]| Args::try_parse_from([&["ghost-executor"], args].concat());
         let args = read(&["--session", "3,4,5,6", "--rtt-us", "30"]).ok();
-        let fds = args.as_ref().map(|args| args.session.clone());
-        assert_eq!(fds, Some(vec![3, 4, 5, 6]));
+        let fds = args.as_ref().and_then(|args| args.session);
+        assert_eq!(fds, Some(Descriptors([3, 4, 5, 6])));
         assert_eq!(args.map(|args| args.options().inject.rtt_us), Some(30));
         let listens = read(&["--listen", "127.0.0.1:0", "--token", "a", "--device", "cpu"]);
         assert!(listens.is_ok_and(|args| args.device == Some(Device::Cpu)));
         assert!(read(&[]).is_err());
-        assert!(read(&["--session", "3,4,5"]).is_err());
+        for fds in ["3,4,5", "3,4,5,x", "2,3,4,5", "3,4,5,3", "3,4,5,6,7"] {
+            assert!(read(&["--session", fds]).is_err(), "{fds}");
+        }
         assert!(read(&["--session", "3,4,5,6", "--listen", "127.0.0.1:0"]).is_err());
     }
 }

@@ -89,13 +89,14 @@ impl Calls {
         }
     }
 
-    /// Waits for something to do: calls that are due, or copies to look after, or `most`.
-    pub(crate) fn wait(&self, idle: bool, most: Duration) -> Vec<(u64, Code)> {
+    /// The calls that are due. Waits for one, or for copies to look after, no longer than `most`;
+    /// not at all unless `idle`.
+    pub(crate) fn wait(&self, idle: impl FnOnce() -> bool, most: Duration) -> Vec<(u64, Code)> {
+        // In this order: a copy that `idle` does not see any more is told by `busy`.
+        self.lock().busy = false;
+        let idle = idle();
         let mut state = self.lock();
-        if idle {
-            state.busy = false;
-        }
-        if state.due.is_empty() && !state.busy {
+        if idle && state.due.is_empty() && !state.busy {
             let (woken, _) = self
                 .work
                 .wait_timeout(state, most)
@@ -131,7 +132,7 @@ mod tests {
         };
         let mut due = vec![];
         while due.is_empty() {
-            due = calls.wait(true, Duration::from_secs(10));
+            due = calls.wait(|| true, Duration::from_secs(10));
         }
         assert_eq!(due, [(7, 0)]);
         assert!(calls.any() && !caller.is_finished());

@@ -37,6 +37,8 @@ struct Pending {
 #[derive(Debug, Default)]
 struct State {
     pending: VecDeque<Pending>,
+    /// Finished, and not yet sent.
+    finished: usize,
     /// Events to be used again, by context.
     events: HashMap<u64, Vec<u64>>,
 }
@@ -56,9 +58,10 @@ impl Copies {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether nothing is underway.
+    /// Whether nothing is underway, and all was sent.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lock().pending.is_empty()
+        let state = self.lock();
+        state.pending.is_empty() && state.finished == 0
     }
 
     /// An event on `stream`, after all that is there so far.
@@ -121,6 +124,7 @@ impl Copies {
                 }
             }
             state.pending = left;
+            state.finished = finished.len();
             finished
         };
         for (pending, done) in finished {
@@ -135,6 +139,7 @@ impl Copies {
                 }
             }
             self.pool.give(driver, pending.staging);
+            self.lock().finished -= 1;
             if done.is_ok() {
                 self.unmark(pending.context, pending.event);
             }

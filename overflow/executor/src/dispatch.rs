@@ -98,7 +98,13 @@ pub(crate) fn read(number: Op, body: &[u8]) -> Result<(), String> {
     let mut handles = crate::handles::Handles::default();
     let mut call = Call::new(&mut handles, 0);
     let mut answer = Vec::new();
-    match run(None, number, body, &mut call, &mut Encoder::new(&mut answer)) {
+    match run(
+        None,
+        number,
+        body,
+        &mut call,
+        &mut Encoder::new(&mut answer),
+    ) {
         Ok(()) | Err(Fault::Code(_)) => Ok(()),
         Err(fault) => Err(fault.to_string()),
     }
@@ -132,7 +138,13 @@ mod tests {
             let mut to = Encoder::new(&mut body);
             words.iter().for_each(|word| to.word(*word));
             let mut out = vec![];
-            run(None, op::cuMemsetD8Async, &body, &mut call, &mut Encoder::new(&mut out))
+            run(
+                None,
+                op::cuMemsetD8Async,
+                &body,
+                &mut call,
+                &mut Encoder::new(&mut out),
+            )
         };
         let unserved = Err(Fault::Code(NOT_SUPPORTED));
         assert_eq!(read(&[1 << 40, 0xff, 64, stream]), unserved);

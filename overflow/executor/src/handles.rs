@@ -71,7 +71,13 @@ impl Handles {
     ///
     /// # Errors
     /// For an id that is none, or of another kind.
-    pub(crate) fn insert(&mut self, object: Object, id: u64, raw: u64, owner: u64) -> Result<(), Code> {
+    pub(crate) fn insert(
+        &mut self,
+        object: Object,
+        id: u64,
+        raw: u64,
+        owner: u64,
+    ) -> Result<(), Code> {
         self.insert_function(object, id, raw, owner, None)
     }
 
@@ -149,9 +155,18 @@ mod tests {
         assert_eq!(handles.insert(Object::Stream, stream, 77, 5), Ok(()));
         assert_eq!(handles.get(Object::Stream, stream), Ok(77));
         assert_eq!(handles.get(Object::Event, stream), Err(INVALID_HANDLE));
-        assert_eq!(handles.get(Object::Stream, 0x7f00_1234_5678), Err(INVALID_HANDLE));
-        assert_eq!(handles.get(Object::Stream, STREAM_LEGACY), Ok(STREAM_LEGACY));
-        assert_eq!(handles.insert(Object::Event, stream, 1, 5), Err(INVALID_HANDLE));
+        assert_eq!(
+            handles.get(Object::Stream, 0x7f00_1234_5678),
+            Err(INVALID_HANDLE)
+        );
+        assert_eq!(
+            handles.get(Object::Stream, STREAM_LEGACY),
+            Ok(STREAM_LEGACY)
+        );
+        assert_eq!(
+            handles.insert(Object::Event, stream, 1, 5),
+            Err(INVALID_HANDLE)
+        );
         let kernel = id(Object::Kernel, 2);
         assert_eq!(handles.insert(Object::Kernel, kernel, 78, 5), Ok(()));
         assert_eq!(handles.get(Object::Function, kernel), Ok(78));
@@ -172,8 +187,11 @@ mod tests {
     #[test]
     fn what_belongs_to_a_context_goes_with_it() {
         let mut handles = Handles::default();
-        let (context, stream, library) =
-            (id(Object::Context, 1), id(Object::Stream, 2), id(Object::Library, 3));
+        let (context, stream, library) = (
+            id(Object::Context, 1),
+            id(Object::Stream, 2),
+            id(Object::Library, 3),
+        );
         assert_eq!(handles.insert(Object::Context, context, 5, 0), Ok(()));
         assert_eq!(handles.insert(Object::Stream, stream, 6, 5), Ok(()));
         assert_eq!(handles.insert(Object::Library, library, 7, 5), Ok(()));

@@ -139,7 +139,10 @@ mod tests {
         let mut images = Images::new(Some(path.clone()));
         assert_eq!(images.get(&hash), None);
         assert_eq!(images.put(&hash, b"imagine".to_vec()), None);
-        assert_eq!(images.put(&hash, b"image".to_vec()).as_deref(), Some(&b"image\0"[..]));
+        assert_eq!(
+            images.put(&hash, b"image".to_vec()).as_deref(),
+            Some(&b"image\0"[..])
+        );
         let mut others = Images::new(Some(path.clone()));
         assert_eq!(others.get(&hash).as_deref(), Some(&b"image\0"[..]));
         fs::write(path.join(name(&hash)), b"imagine")?;

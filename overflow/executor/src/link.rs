@@ -101,7 +101,12 @@ pub(crate) fn pace(rate: u64, bytes: usize) {
 }
 
 impl Link {
-    pub(crate) fn new(replies: Socket, down: Socket, inject: Inject, stats: Stats) -> io::Result<Self> {
+    pub(crate) fn new(
+        replies: Socket,
+        down: Socket,
+        inject: Inject,
+        stats: Stats,
+    ) -> io::Result<Self> {
         let mut delayed = None;
         if inject.rtt_us > 0 {
             let mut late = Socket(replies.0.try_clone()?);
@@ -115,7 +120,9 @@ impl Link {
                     }
                 }
             };
-            std::thread::Builder::new().name("replies".into()).spawn(run)?;
+            std::thread::Builder::new()
+                .name("replies".into())
+                .spawn(run)?;
         }
         Ok(Self {
             replies: Mutex::new(replies),

@@ -4,7 +4,6 @@
 use crate::args::Args;
 use ghost_wire::hello::{self, Hello, MAX, Role, Verdict};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::sys::signal::{SigHandler, Signal, signal};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -54,9 +53,6 @@ pub fn serve(address: SocketAddr, args: Args) -> Result<(), ListenError> {
     let failed = |error| ListenError::Listen(address, error);
     let listener = TcpListener::bind(address).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
-    // SAFETY: sessions that end are nobody's to wait for; no handler is set.
-    let ignored = unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn) };
-    ignored.map_err(|error| failed(error.into()))?;
     println!("listening on {bound}");
     io::stdout().flush().map_err(failed)?;
     let all = Arc::new(Listener {
@@ -166,7 +162,9 @@ impl Listener {
         command.args(["--session", &fds.join(",")]);
         if let Some(device) = self.args.device {
             let name = clap::ValueEnum::to_possible_value(&device);
-            command.arg("--device").args(name.map(|v| v.get_name().to_owned()));
+            command
+                .arg("--device")
+                .args(name.map(|v| v.get_name().to_owned()));
         }
         for (flag, path) in [("--cache", &self.args.cache), ("--stats", &self.args.stats)] {
             if let Some(path) = path {
@@ -182,6 +180,8 @@ impl Listener {
             command.args([flag, &value.to_string()]);
         }
         command.envs(hello.variables()).stdin(Stdio::null());
-        command.spawn().map(drop)
+        let mut child = command.spawn()?;
+        std::thread::spawn(move || child.wait());
+        Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! The program; see [`ghost_executor`].
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
-use ghost_executor::args::Args;
+use ghost_executor::args::{Args, Descriptors};
 use ghost_executor::{listen, session};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
@@ -12,12 +12,9 @@ fn main() -> Result<()> {
     if let Some(address) = args.listen {
         return Ok(listen::serve(address, args)?);
     }
-    let mut fds = args.session.clone();
-    fds.sort_unstable();
-    fds.dedup();
-    if fds.len() != 4 || fds.first().is_none_or(|fd| *fd < 3) {
-        bail!("--session takes four different descriptors beyond the standard ones");
-    }
+    let Descriptors(fds) = args
+        .session
+        .context("neither --session nor --listen is given")?;
     for fd in fds {
         // SAFETY: only asked whether it is open.
         let open = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -25,9 +22,6 @@ fn main() -> Result<()> {
         kept.with_context(|| format!("descriptor {fd} of --session is not open"))?;
     }
     // SAFETY: open, different, and nobody else's: they were handed to this process for this.
-    let owned = args.session.iter().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) });
-    let connections: Vec<OwnedFd> = owned.collect();
-    let connections = connections.try_into();
-    let connections = connections.map_err(|_| anyhow!("--session takes four descriptors"))?;
+    let connections = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
     session::serve(connections, args.options()).context("the session could not begin")
 }

@@ -88,7 +88,12 @@ impl Shares {
     /// Adds a region; gives the device's address of it.
     pub(crate) fn add(&self, driver: &Driver, share: &Share) -> Result<u64, Code> {
         let len = usize::try_from(share.len).map_err(|_| OUT_OF_MEMORY)?;
-        if len == 0 || share.at.checked_add(share.len).is_none_or(|end| end > 1 << 62) {
+        if len == 0
+            || share
+                .at
+                .checked_add(share.len)
+                .is_none_or(|end| end > 1 << 62)
+        {
             return Err(INVALID_VALUE);
         }
         let mut base = Vec::new();
@@ -101,7 +106,12 @@ impl Shares {
             // SAFETY: as many bytes, just made.
             unsafe { here.write_bytes(0, len) };
             let mapping = None;
-            self.lock().push(Region { at, here, base, mapping });
+            self.lock().push(Region {
+                at,
+                here,
+                base,
+                mapping,
+            });
             return Ok(at);
         }
         let within = share.at % PAGE;
@@ -124,7 +134,12 @@ impl Shares {
         let here = unsafe { start.cast::<u8>().add(within as usize) };
         let mapping = Some((start, whole));
         let at = share.at;
-        self.lock().push(Region { at, here, base, mapping });
+        self.lock().push(Region {
+            at,
+            here,
+            base,
+            mapping,
+        });
         Ok(device + within)
     }
 
@@ -165,13 +180,12 @@ impl Shares {
     /// Sends what the device has changed.
     pub(crate) fn send(&self, link: &Link) {
         for region in self.lock().iter_mut() {
-            let now = region.bytes().to_vec();
-            for (start, end) in changes(&region.base, &now) {
-                if let (Some(new), Some(old)) =
-                    (now.get(start..end), region.base.get_mut(start..end))
-                {
-                    link.data(DataKind::Memory, 0, region.at + start as u64, new);
-                    old.copy_from_slice(new);
+            for (start, end) in changes(&region.base, region.bytes()) {
+                // The device may be writing on: what is sent is what is kept.
+                let new = region.bytes().get(start..end).unwrap_or_default().to_vec();
+                link.data(DataKind::Memory, 0, region.at + start as u64, &new);
+                if let Some(old) = region.base.get_mut(start..end) {
+                    old.copy_from_slice(&new);
                 }
             }
         }

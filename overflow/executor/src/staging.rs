@@ -13,7 +13,7 @@ const CLASSES: [usize; 3] = [4 << 10, 64 << 10, ghost_wire::CHUNK];
 /// Small buffers are cut from pages of this size, so that few calls pin many of them.
 const SLAB: usize = 4 << 20;
 
-/// Most bytes in use at a time; who wants more waits.
+/// Most bytes of those in use at a time; who wants more waits.
 const MOST: usize = 1 << 30;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts.
@@ -95,41 +95,41 @@ impl Pool {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer of `len` bytes; waits while too much is in use. It is pinned by `driver`, which
+    /// A buffer of `len` bytes; waits while too many are in use. It is pinned by `driver`, which
     /// needs a current context for that; without one it serves unpinned.
     pub(crate) fn take(&self, driver: &Driver, len: usize) -> Result<Staging, NoMemory> {
         let class = CLASSES.iter().position(|size| len <= *size);
-        let room = class.and_then(|class| CLASSES.get(class)).copied().unwrap_or(len);
+        let Some((class, room)) = class.and_then(|at| Some((at, *CLASSES.get(at)?))) else {
+            return Self::alone(driver, len);
+        };
         let mut free = self.lock();
-        // What alone is more than the most waits until it is alone.
-        while free.used > 0 && free.used.saturating_add(room) > MOST {
+        while free.used + room > MOST {
             free = self.back.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
         free.used += room;
-        let kept = class.and_then(|class| free.lists.get_mut(class)?.pop());
+        let kept = free.lists.get_mut(class).and_then(Vec::pop);
         drop(free);
-        let made = match (kept, class) {
-            (Some(staging), _) => Ok(staging),
-            (None, Some(class)) => self.slab(driver, class, room),
-            (None, None) => map(room).map(|at| {
-                // SAFETY: just mapped; unmapped only after it is unregistered.
-                let pinned = unsafe { driver.cuMemHostRegister_v2(at.as_ptr(), room, PORTABLE) };
-                Staging {
-                    at,
-                    room,
-                    class: None,
-                    pinned: pinned.is_ok(),
-                    len,
-                }
-            }),
-        };
-        match made {
+        match kept.map_or_else(|| self.slab(driver, class, room), Ok) {
             Ok(staging) => Ok(Staging { len, ..staging }),
             Err(error) => {
                 self.lock().used -= room;
                 Err(error)
             }
         }
+    }
+
+    /// A mapping for one copy.
+    fn alone(driver: &Driver, len: usize) -> Result<Staging, NoMemory> {
+        let at = map(len)?;
+        // SAFETY: just mapped; unmapped only after it is unregistered.
+        let pinned = unsafe { driver.cuMemHostRegister_v2(at.as_ptr(), len, PORTABLE) };
+        Ok(Staging {
+            at,
+            room: len,
+            class: None,
+            pinned: pinned.is_ok(),
+            len,
+        })
     }
 
     /// Makes buffers of a class, keeps all but one.
@@ -156,18 +156,18 @@ impl Pool {
 
     /// Takes a buffer back.
     pub(crate) fn give(&self, driver: &Driver, staging: Staging) {
-        let room = staging.room;
-        if staging.class.is_none() {
+        let Some(class) = staging.class else {
             if staging.pinned {
                 // SAFETY: registered when it was made; no copy uses it any more.
                 let _ = unsafe { driver.cuMemHostUnregister(staging.at.as_ptr()) };
             }
             // SAFETY: a mapping of its own.
-            let _ = unsafe { munmap(staging.at.cast::<c_void>(), room.max(1)) };
-        }
+            let _ = unsafe { munmap(staging.at.cast::<c_void>(), staging.room) };
+            return;
+        };
         let mut free = self.lock();
-        free.used -= room;
-        if let Some(list) = staging.class.and_then(|class| free.lists.get_mut(class)) {
+        free.used -= staging.room;
+        if let Some(list) = free.lists.get_mut(class) {
             list.push(staging);
         }
         drop(free);

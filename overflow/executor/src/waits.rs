@@ -53,7 +53,11 @@ impl Waiters {
         if named.spawn(move || all.work()).is_err() {
             let mut state = self.lock();
             state.threads -= 1;
-            let job = if state.threads == 0 { state.jobs.pop_back() } else { None };
+            let job = if state.threads == 0 {
+                state.jobs.pop_back()
+            } else {
+                None
+            };
             drop(state);
             if let Some(job) = job {
                 job();

@@ -115,7 +115,11 @@ impl Session {
         let issued = ends().and_then(|(stream, mut copy)| {
             if let Some(staging) = &mut staging {
                 let at = staging.as_mut_ptr() as u64;
-                let end = if from_host { &mut copy.from } else { &mut copy.to };
+                let end = if from_host {
+                    &mut copy.from
+                } else {
+                    &mut copy.to
+                };
                 end.host = at;
             }
             // SAFETY: the buffer is as long as the box, and stays until the copy is done.

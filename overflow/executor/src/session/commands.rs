@@ -1,8 +1,8 @@
 //! Commands, carried out one after the other. Nothing here waits for the device.
 
+use super::Shared;
 use super::incoming::{Part, Queue, split};
 use super::loads::Image;
-use super::Shared;
 use crate::dispatch;
 use crate::handles::Handles;
 use crate::images::Images;

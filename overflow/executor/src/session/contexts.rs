@@ -2,9 +2,9 @@
 
 use super::commands::{DONE, Done, Session, range};
 use crate::kinds::Fault;
+use ghost_wire::Object;
 use ghost_wire::message::{CreateContext, DestroyContext, Primary, primary};
 use ghost_wire::result::{INVALID_CONTEXT, INVALID_DEVICE};
-use ghost_wire::Object;
 use std::sync::Arc;
 
 impl Session {
@@ -63,7 +63,9 @@ impl Session {
                 driver.cuDevicePrimaryCtxReset_v2(device)?;
                 if let Ok(raw) = raw {
                     self.handles.remove_context(raw);
-                    let kept = self.handles.insert(Object::Context, message.context, raw, 0);
+                    let kept = self
+                        .handles
+                        .insert(Object::Context, message.context, raw, 0);
                     kept?;
                 }
             }
@@ -77,7 +79,9 @@ impl Session {
         let device = i32::try_from(message.device).map_err(|_| INVALID_DEVICE)?;
         let mut raw = 0;
         driver.cuCtxCreate_v2(&mut raw, message.flags, device)?;
-        let inserted = self.handles.insert(Object::Context, message.context, raw, 0);
+        let inserted = self
+            .handles
+            .insert(Object::Context, message.context, raw, 0);
         self.use_again()?;
         inserted?;
         DONE

@@ -19,7 +19,9 @@ impl Session {
         let mut from = Decoder::new(bytes);
         let words = (0..bytes.len() / 8).map(|_| from.word());
         let ids: Vec<u64> = words.collect::<Result<_, _>>()?;
-        let raws = ids.into_iter().map(|id| self.handles.get(Object::GraphNode, id));
+        let raws = ids
+            .into_iter()
+            .map(|id| self.handles.get(Object::GraphNode, id));
         Ok(raws.collect::<Result<_, Code>>()?)
     }
 
@@ -62,7 +64,8 @@ impl Session {
             driver.cuGraphAddKernelNode_v2(&mut raw, graph, after.as_ptr(), after.len(), &params)
         }?;
         let context = self.context;
-        self.handles.insert(Object::GraphNode, message.node, raw, context)?;
+        self.handles
+            .insert(Object::GraphNode, message.node, raw, context)?;
         DONE
     }
 
@@ -98,7 +101,8 @@ impl Session {
             driver.cuGraphAddMemcpyNode(&mut raw, graph, list, count, &copy, context)
         }?;
         let context = self.context;
-        self.handles.insert(Object::GraphNode, message.node, raw, context)?;
+        self.handles
+            .insert(Object::GraphNode, message.node, raw, context)?;
         DONE
     }
 
@@ -116,7 +120,8 @@ impl Session {
             driver.cuGraphAddHostNode(&mut raw, graph, after.as_ptr(), after.len(), &params)
         }?;
         let context = self.context;
-        self.handles.insert(Object::GraphNode, message.node, raw, context)?;
+        self.handles
+            .insert(Object::GraphNode, message.node, raw, context)?;
         DONE
     }
 }

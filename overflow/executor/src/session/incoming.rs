@@ -4,12 +4,12 @@ use super::Shared;
 use crate::calls::calls;
 use crate::link::{Link, Socket, pace};
 use crate::staging::Staging;
+use ghost_wire::Malformed;
 use ghost_wire::frame::{Command, Data, DataKind};
 use ghost_wire::message::{self, CallbackDone, Message};
 use ghost_wire::stats::Counter;
-use ghost_wire::Malformed;
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Read};
+use std::io::{ErrorKind, Read};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -119,16 +119,15 @@ fn whole(bytes: &[u8]) -> Result<usize, Malformed> {
 /// Reads commands until the connection ends; says why if that is the client's fault.
 pub(super) fn read_commands(mut from: Socket, queue: &Queue, link: &Link) -> Option<String> {
     let mut bytes: Vec<u8> = Vec::new();
+    let mut read = vec![0; READ];
     loop {
-        let start = bytes.len();
-        bytes.resize(start + READ, 0);
-        let got = match from.read(bytes.get_mut(start..).unwrap_or_default()) {
+        let got = match from.read(&mut read) {
             Ok(0) => return None,
             Ok(got) => got,
             Err(error) if error.kind() == ErrorKind::Interrupted => 0,
             Err(_) => return None,
         };
-        bytes.truncate(start + got);
+        bytes.extend_from_slice(read.get(..got).unwrap_or_default());
         link.stats.count(Counter::BytesUp, got as u64);
         match whole(&bytes) {
             Ok(0) => {}
@@ -159,16 +158,12 @@ pub(super) fn read_up(mut from: Socket, shared: &Shared, to: &SyncSender<Part>) 
             Ok(staging) => staging,
             Err(error) => return Some(error.to_string()),
         };
-        read(&mut from, staging.bytes_mut()).ok()?;
+        from.read_exact(staging.bytes_mut()).ok()?;
         let whole = Data::SIZE as u64 + u64::from(data.len);
         shared.link.stats.count(Counter::BytesUp, whole);
         pace(shared.link.rate(), data.len as usize);
         to.send((data, staging)).ok()?;
     }
-}
-
-fn read(from: &mut Socket, to: &mut [u8]) -> io::Result<()> {
-    from.read_exact(to)
 }
 
 #[cfg(test)]

@@ -7,9 +7,7 @@ use crate::images::{Hash, LARGEST};
 use crate::kinds::Fault;
 use ghost_wire::hello::{self, Function, Loaded};
 use ghost_wire::message::{Load, Name, Resolve, Unload};
-use ghost_wire::result::{
-    Code, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, OUT_OF_MEMORY,
-};
+use ghost_wire::result::{Code, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, OUT_OF_MEMORY};
 use ghost_wire::{Decoder, Id, Object};
 use std::ffi::{CStr, c_char};
 use std::ptr::null;
@@ -217,7 +215,11 @@ impl Session {
             .unzip();
         // A library lives in no context.
         let owner = if library { 0 } else { self.context };
-        let object = if library { Object::Library } else { Object::Module };
+        let object = if library {
+            Object::Library
+        } else {
+            Object::Module
+        };
         self.handles.insert(object, message.id, raw, owner)?;
         let image = Image {
             raw,
@@ -243,7 +245,11 @@ impl Session {
     pub(super) fn unload(&mut self, message: Unload) -> Result<Done, Fault> {
         let image = self.loaded.remove(&message.id).ok_or(INVALID_HANDLE)?;
         let library = Id::from_raw(message.id).and_then(Id::object) == Some(Object::Library);
-        let object = if library { Object::Library } else { Object::Module };
+        let object = if library {
+            Object::Library
+        } else {
+            Object::Module
+        };
         let alive = self.handles.get(object, message.id);
         self.handles.remove(message.id);
         image.named.iter().for_each(|id| self.handles.remove(*id));
@@ -261,7 +267,10 @@ impl Session {
         let (object, owner) = if library {
             (Object::Kernel, 0)
         } else {
-            (Object::Function, self.handles.owner(message.of, self.context))
+            (
+                Object::Function,
+                self.handles.owner(message.of, self.context),
+            )
         };
         image.named.push(message.id);
         self.handles
@@ -278,7 +287,8 @@ impl Session {
             Some(Object::Library) => {
                 let library = self.handles.get(Object::Library, message.of)?;
                 driver.cuLibraryGetModule(&mut raw, library)?;
-                self.handles.insert(Object::Module, message.id, raw, context)?;
+                self.handles
+                    .insert(Object::Module, message.id, raw, context)?;
             }
             Some(Object::Kernel) => {
                 let (kernel, params) = self.handles.function(message.of)?;
@@ -301,8 +311,8 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::super::commands::words;
+    use super::*;
     use ghost_wire::Malformed;
 
     #[test]
@@ -319,7 +329,10 @@ mod tests {
         let options = Options::new(&load(opt)).ok();
         let ids = options.as_ref().map(|options| options.ids.clone());
         assert_eq!(ids, Some(vec![7, 12, 3, 4, 5, 6]));
-        assert_eq!(options.map(|options| options.values[..2].to_vec()), Some(vec![4, 1]));
+        assert_eq!(
+            options.map(|options| options.values[..2].to_vec()),
+            Some(vec![4, 1])
+        );
         let pointer: &'static [u8] = words(&[3, 0x1000]).leak();
         let refused = Options::new(&load(pointer)).err();
         assert_eq!(refused, Some(Fault::Code(INVALID_VALUE)));

@@ -28,7 +28,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often copies that are underway are looked at.
 const LOOK: Duration = Duration::from_micros(100);
@@ -80,12 +80,9 @@ impl Shared {
 
     /// Looks after copies and calls, for ever.
     fn keep(&self) {
+        let mut written = Instant::now();
         loop {
-            let idle = self.copies.is_empty();
-            if !idle {
-                std::thread::sleep(LOOK);
-            }
-            let due = calls().wait(idle, COUNT);
+            let due = calls().wait(|| self.copies.is_empty(), COUNT);
             self.copies.flush(&self.driver, &self.link);
             if !due.is_empty() {
                 self.shares.send(&self.link);
@@ -93,7 +90,13 @@ impl Shared {
             for (token, code) in due {
                 self.link.callback(token, code);
             }
-            self.link.stats.write();
+            if written.elapsed() >= COUNT {
+                self.link.stats.write();
+                written = Instant::now();
+            }
+            if !self.copies.is_empty() {
+                std::thread::sleep(LOOK);
+            }
         }
     }
 }

@@ -6,9 +6,7 @@ use crate::copies;
 use crate::handles::Params;
 use crate::kinds::{Fault, HeldConfig};
 use crate::staging::Staging;
-use ghost_wire::message::{
-    CaptureInfo, CopyIn, CopyOut, HostCall, Launch, Wait, wait,
-};
+use ghost_wire::message::{CaptureInfo, CopyIn, CopyOut, HostCall, Launch, Wait, wait};
 use ghost_wire::result::{
     Code, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OUT_OF_MEMORY, SUCCESS,
 };
@@ -30,9 +28,14 @@ impl Arguments {
     /// [`Malformed`] where there are fewer than the layout has.
     pub(super) fn new(params: Option<&Params>, bytes: &[u8]) -> Result<Self, Fault> {
         let params: &[(u32, u32)] = params.ok_or(INVALID_HANDLE)?;
-        let ends = params.iter().map(|&(at, size)| u64::from(at) + u64::from(size));
+        let ends = params
+            .iter()
+            .map(|&(at, size)| u64::from(at) + u64::from(size));
         if ends.max().unwrap_or(0) > bytes.len() as u64 {
-            return Err(range("the size of a kernel's arguments", bytes.len() as u64));
+            return Err(range(
+                "the size of a kernel's arguments",
+                bytes.len() as u64,
+            ));
         }
         let mut copy = vec![0_u128; bytes.len().div_ceil(16)];
         for (word, chunk) in copy.iter_mut().zip(bytes.chunks(16)) {
@@ -74,7 +77,17 @@ impl Session {
             unsafe {
                 let params = params.raw();
                 driver.cuLaunchKernel(
-                    function, gx, gy, gz, bx, by, bz, shared, stream, params, null_mut(),
+                    function,
+                    gx,
+                    gy,
+                    gz,
+                    bx,
+                    by,
+                    bz,
+                    shared,
+                    stream,
+                    params,
+                    null_mut(),
                 )
             }
         };
@@ -134,7 +147,9 @@ impl Session {
     ) -> Result<(), Code> {
         let shared = &self.shared;
         let context = self.context_of(id);
-        let issued = shared.copies.issued(&shared.driver, context, stream, staging, part);
+        let issued = shared
+            .copies
+            .issued(&shared.driver, context, stream, staging, part);
         calls().busy();
         issued
     }
@@ -159,9 +174,8 @@ impl Session {
     fn copy_part(&self, on: (u64, u64), to: u64, staging: Staging) -> Result<(), Code> {
         let driver = &self.shared.driver;
         // SAFETY: the buffer stays until the copy is done: `issued` keeps it.
-        let copied = unsafe {
-            driver.cuMemcpyHtoDAsync_v2(to, staging.as_ptr(), staging.len(), on.1)
-        };
+        let copied =
+            unsafe { driver.cuMemcpyHtoDAsync_v2(to, staging.as_ptr(), staging.len(), on.1) };
         match copied {
             Ok(()) => self.issued(on, staging, None),
             Err(code) => {
@@ -208,7 +222,9 @@ impl Session {
             let to = staging.as_mut_ptr();
             // SAFETY: as in `copy_part`.
             let copied = unsafe {
-                shared.driver.cuMemcpyDtoHAsync_v2(to, from, len as usize, on.1)
+                shared
+                    .driver
+                    .cuMemcpyDtoHAsync_v2(to, from, len as usize, on.1)
             };
             if let Err(code) = copied {
                 shared.copies.pool.give(&shared.driver, staging);
@@ -334,7 +350,10 @@ mod tests {
         });
         assert_eq!(arguments, Ok(8));
         let short = Arguments::new(Some(&params), &bytes[..11]).err();
-        assert_eq!(short, Some(range("the size of a kernel's arguments", 11_u64)));
+        assert_eq!(
+            short,
+            Some(range("the size of a kernel's arguments", 11_u64))
+        );
         let none = Arguments::new(None, &bytes).err();
         assert_eq!(none, Some(Fault::Code(INVALID_HANDLE)));
     }

@@ -1,30 +1,33 @@
 //! A client that speaks the wire by hand, and an executor of its own.
 
 use ghost_wire::frame::{Command, Data, DataKind, Reply, ReplyKind};
-use ghost_wire::hello::{self, Function, Hello, Inject, Loaded, MAGIC, Role, Tenant, Verdict, Welcome};
+use ghost_wire::hello::{
+    self, Function, Hello, Inject, Loaded, MAGIC, Role, Tenant, Verdict, Welcome,
+};
 use ghost_wire::id::Maker;
 use ghost_wire::message::{self, *};
 use ghost_wire::{CHUNK, Decoder, Encoder, Id, Object, Op, VERSION, api};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::process::{Child, Command as Process, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// For everything that must happen; machines may be slow.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Kernels of the tests.
-pub const KERNELS: &str = include_str!("kernels.ptx");
+pub(crate) const KERNELS: &str = include_str!("kernels.ptx");
 
 /// A listening executor; it ends when dropped.
-pub struct Executor {
+pub(crate) struct Executor {
     child: Child,
-    pub address: SocketAddr,
+    pub(crate) address: SocketAddr,
 }
 
 impl Executor {
-    pub fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let mut child = Process::new(env!("CARGO_BIN_EXE_ghost-executor"))
             .args(["--listen", "127.0.0.1:0", "--device", "cpu"])
             .args(args)
@@ -40,7 +43,7 @@ impl Executor {
     }
 
     /// The live processes of its sessions.
-    pub fn sessions(&self) -> Vec<u32> {
+    pub(crate) fn sessions(&self) -> Vec<u32> {
         let all = std::fs::read_dir("/proc").unwrap().flatten();
         let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         pids.filter(|pid| parent(*pid) == Some(self.child.id()))
@@ -48,7 +51,7 @@ impl Executor {
     }
 
     /// Waits until no session is left.
-    pub fn wait_empty(&self) {
+    pub(crate) fn wait_empty(&self) {
         until(|| self.sessions().is_empty());
     }
 }
@@ -70,7 +73,7 @@ fn parent(pid: u32) -> Option<u32> {
     }
 }
 
-pub fn until(mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(mut holds: impl FnMut() -> bool) {
     let since = Instant::now();
     while !holds() {
         assert!(since.elapsed() < PATIENCE, "it did not come to that");
@@ -78,11 +81,11 @@ pub fn until(mut holds: impl FnMut() -> bool) {
     }
 }
 
-pub fn id(object: Object, serial: u64) -> u64 {
+pub(crate) fn id(object: Object, serial: u64) -> u64 {
     Id::new(Maker::Client, object, serial).raw()
 }
 
-pub fn hello() -> Hello {
+pub(crate) fn hello() -> Hello {
     Hello {
         magic: MAGIC,
         version: VERSION,
@@ -103,8 +106,14 @@ fn rand() -> [u8; 16] {
     bytes
 }
 
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.down.shutdown(Shutdown::Both);
+    }
+}
+
 /// Says hello on a connection of its own.
-pub fn greet(address: SocketAddr, hello: &Hello) -> (TcpStream, Verdict) {
+pub(crate) fn greet(address: SocketAddr, hello: &Hello) -> (TcpStream, Verdict) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -119,27 +128,28 @@ pub fn greet(address: SocketAddr, hello: &Hello) -> (TcpStream, Verdict) {
 }
 
 /// A session.
-pub struct Client {
-    pub commands: TcpStream,
-    pub replies: TcpStream,
-    pub up: TcpStream,
-    pub down: TcpStream,
-    pub welcome: Welcome,
-    pub seq: u64,
-    /// Frames taken from `down`.
-    pub taken: u64,
+pub(crate) struct Client {
+    pub(crate) commands: TcpStream,
+    pub(crate) replies: TcpStream,
+    pub(crate) up: TcpStream,
+    pub(crate) down: TcpStream,
+    pub(crate) welcome: Welcome,
+    pub(crate) seq: u64,
+    /// What a thread takes from `down`, as it must be: nobody reads there before he writes.
+    coming: Receiver<(Data, Vec<u8>)>,
+    taken: u64,
     /// Data that came down, by command.
-    pub data: HashMap<u64, Vec<u8>>,
+    pub(crate) data: HashMap<u64, Vec<u8>>,
     /// Replies that came while another was waited for.
-    pub others: Vec<(Reply, Vec<u8>)>,
+    pub(crate) others: Vec<(Reply, Vec<u8>)>,
 }
 
 impl Client {
-    pub fn open(executor: &Executor) -> Self {
+    pub(crate) fn open(executor: &Executor) -> Self {
         Self::open_with(executor, hello())
     }
 
-    pub fn open_with(executor: &Executor, mut hello: Hello) -> Self {
+    pub(crate) fn open_with(executor: &Executor, mut hello: Hello) -> Self {
         let mut one = |role| {
             hello.role = role;
             let (stream, verdict) = greet(executor.address, &hello);
@@ -149,11 +159,19 @@ impl Client {
         let [commands, mut replies, up, down] = Role::ALL.map(&mut one);
         let (reply, body) = receive(&mut replies).unwrap();
         assert_eq!(reply.kind, ReplyKind::Welcome);
+        let (sender, coming) = channel();
+        let mut from = down.try_clone().unwrap();
+        std::thread::spawn(move || {
+            while let Ok(frame) = take(&mut from) {
+                let _ = sender.send(frame);
+            }
+        });
         Self {
             commands,
             replies,
             up,
             down,
+            coming,
             welcome: hello::from_bytes(&body).unwrap(),
             seq: 0,
             taken: 0,
@@ -163,7 +181,7 @@ impl Client {
     }
 
     /// A session with the first device's primary context current.
-    pub fn ready(executor: &Executor) -> Self {
+    pub(crate) fn ready(executor: &Executor) -> Self {
         let mut client = Self::open(executor);
         let context = id(Object::Context, 1);
         let retain = Primary {
@@ -178,27 +196,29 @@ impl Client {
         client
     }
 
-    pub fn send(&mut self, op: Op, waited: bool, body: &[u8]) -> u64 {
+    pub(crate) fn send(&mut self, op: Op, waited: bool, body: &[u8]) -> u64 {
         let len = body.len() as u32;
         let header = Command { op, waited, len }.to_bytes();
-        self.commands.write_all(&[&header[..], body].concat()).unwrap();
+        self.commands
+            .write_all(&[&header[..], body].concat())
+            .unwrap();
         self.seq += 1;
         self.seq
     }
 
-    pub fn say<'a, M: Message<'a>>(&mut self, waited: bool, message: &M) -> u64 {
+    pub(crate) fn say<'a, M: Message<'a>>(&mut self, waited: bool, message: &M) -> u64 {
         let mut body = vec![];
         message.put(&mut Encoder::new(&mut body));
         self.send(M::OP, waited, &body)
     }
 
     /// A row whose arguments are words.
-    pub fn row(&mut self, op: Op, waited: bool, words: &[u64]) -> u64 {
+    pub(crate) fn row(&mut self, op: Op, waited: bool, words: &[u64]) -> u64 {
         let body: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.send(op, waited, &body)
     }
 
-    pub fn bulk(&mut self, seq: u64, data: &[u8]) {
+    pub(crate) fn bulk(&mut self, seq: u64, data: &[u8]) {
         for (n, chunk) in data.chunks(CHUNK).enumerate() {
             let header = Data {
                 kind: DataKind::Part,
@@ -212,14 +232,10 @@ impl Client {
     }
 
     /// The next reply, with as much data taken as it says.
-    pub fn reply(&mut self) -> (Reply, Vec<u8>) {
+    pub(crate) fn reply(&mut self) -> (Reply, Vec<u8>) {
         let (reply, body) = receive(&mut self.replies).expect("the session goes on");
         while self.taken < reply.delivered {
-            let mut header = [0; Data::SIZE];
-            self.down.read_exact(&mut header).unwrap();
-            let data = Data::from_bytes(header).unwrap();
-            let mut bytes = vec![0; data.len as usize];
-            self.down.read_exact(&mut bytes).unwrap();
+            let (data, bytes) = self.coming.recv_timeout(PATIENCE).unwrap();
             let all = self.data.entry(data.seq).or_default();
             if data.kind == DataKind::Part {
                 assert_eq!(all.len() as u64, data.at);
@@ -231,7 +247,7 @@ impl Client {
     }
 
     /// The answer to this command; what comes before it is kept.
-    pub fn answer(&mut self, seq: u64) -> (u32, Vec<u8>) {
+    pub(crate) fn answer(&mut self, seq: u64) -> (u32, Vec<u8>) {
         let answers = |reply: &Reply| reply.kind == ReplyKind::Answer && reply.seq == seq;
         if let Some(at) = self.others.iter().position(|(reply, _)| answers(reply)) {
             let (reply, body) = self.others.remove(at);
@@ -242,13 +258,18 @@ impl Client {
             if answers(&reply) {
                 return (reply.code, body);
             }
-            assert_ne!(reply.kind, ReplyKind::Bye, "{}", String::from_utf8_lossy(&body));
+            assert_ne!(
+                reply.kind,
+                ReplyKind::Bye,
+                "{}",
+                String::from_utf8_lossy(&body)
+            );
             self.others.push((reply, body));
         }
     }
 
     /// The text with which the session ends.
-    pub fn bye(&mut self) -> String {
+    pub(crate) fn bye(&mut self) -> String {
         loop {
             let (reply, body) = self.reply();
             if reply.kind == ReplyKind::Bye {
@@ -257,7 +278,7 @@ impl Client {
         }
     }
 
-    pub fn alloc(&mut self, bytes: u64) -> u64 {
+    pub(crate) fn alloc(&mut self, bytes: u64) -> u64 {
         let seq = self.row(api::op::cuMemAlloc_v2, true, &[bytes]);
         let (code, body) = self.answer(seq);
         assert_eq!(code, 0);
@@ -265,32 +286,42 @@ impl Client {
         u64::from_le_bytes(bytes.try_into().unwrap())
     }
 
-    pub fn stream(&mut self, serial: u64) -> u64 {
+    pub(crate) fn stream(&mut self, serial: u64) -> u64 {
         let stream = id(Object::Stream, serial);
         self.row(api::op::cuStreamCreate, false, &[stream, 1]);
         stream
     }
 
-    pub fn copy_in(&mut self, to: u64, data: &[u8], stream: u64) {
-        self.say(false, &CopyIn {
-            to,
-            len: data.len() as u64,
-            stream,
-            bulk: false,
-            data,
-        });
+    pub(crate) fn copy_in(&mut self, to: u64, data: &[u8], stream: u64) {
+        self.say(
+            false,
+            &CopyIn {
+                to,
+                len: data.len() as u64,
+                stream,
+                bulk: false,
+                data,
+            },
+        );
     }
 
-    pub fn copy_out(&mut self, waited: bool, from: u64, len: u64, stream: u64) -> u64 {
+    pub(crate) fn copy_out(&mut self, waited: bool, from: u64, len: u64, stream: u64) -> u64 {
         self.say(waited, &CopyOut { from, len, stream })
     }
 
-    pub fn wait(&mut self, what: u32, handle: u64) -> u64 {
+    pub(crate) fn wait(&mut self, what: u32, handle: u64) -> u64 {
         let query = false;
-        self.say(true, &Wait { what, handle, query })
+        self.say(
+            true,
+            &Wait {
+                what,
+                handle,
+                query,
+            },
+        )
     }
 
-    pub fn load<'a>(image: &[u8], hash: &'a [u8], id: u64, bulk: bool) -> Load<'a> {
+    pub(crate) fn load<'a>(image: &[u8], hash: &'a [u8], id: u64, bulk: bool) -> Load<'a> {
         Load {
             hash,
             len: image.len() as u64,
@@ -302,7 +333,7 @@ impl Client {
     }
 
     /// The tests' kernels as a module; gives its id and its functions.
-    pub fn kernels(&mut self) -> (u64, Vec<Function>) {
+    pub(crate) fn kernels(&mut self) -> (u64, Vec<Function>) {
         let image = KERNELS.as_bytes();
         let hash = *blake3::hash(image).as_bytes();
         let module = id(Object::Module, 1);
@@ -319,18 +350,27 @@ impl Client {
     }
 
     /// Names a function of the module; gives its id.
-    pub fn function(&mut self, (of, functions): &(u64, Vec<Function>), name: &str) -> u64 {
+    pub(crate) fn function(&mut self, (of, functions): &(u64, Vec<Function>), name: &str) -> u64 {
         let index = functions.iter().position(|f| f.name == name).unwrap();
         let id = id(Object::Function, index as u64 + 1);
-        self.say(false, &Name {
-            id,
-            of: *of,
-            index: index as u32,
-        });
+        self.say(
+            false,
+            &Name {
+                id,
+                of: *of,
+                index: index as u32,
+            },
+        );
         id
     }
 
-    pub fn launch(&mut self, function: u64, threads: u32, stream: u64, params: &[u8]) -> u64 {
+    pub(crate) fn launch(
+        &mut self,
+        function: u64,
+        threads: u32,
+        stream: u64,
+        params: &[u8],
+    ) -> u64 {
         let config = message::Config {
             grid: [threads.div_ceil(128), 1, 1],
             block: [128, 1, 1],
@@ -338,11 +378,14 @@ impl Client {
             stream,
             attributes: &[],
         };
-        self.say(false, &Launch {
-            function,
-            config,
-            params,
-        })
+        self.say(
+            false,
+            &Launch {
+                function,
+                config,
+                params,
+            },
+        )
     }
 }
 
@@ -355,11 +398,23 @@ fn receive(from: &mut TcpStream) -> std::io::Result<(Reply, Vec<u8>)> {
     Ok((reply, body))
 }
 
-pub fn floats(bytes: &[u8]) -> Vec<f32> {
+fn take(from: &mut TcpStream) -> std::io::Result<(Data, Vec<u8>)> {
+    let mut header = [0; Data::SIZE];
+    from.read_exact(&mut header)?;
+    let data = Data::from_bytes(header).unwrap();
+    let mut bytes = vec![0; data.len as usize];
+    from.read_exact(&mut bytes)?;
+    Ok((data, bytes))
+}
+
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     let words = bytes.as_chunks::<4>().0.iter();
     words.map(|word| f32::from_le_bytes(*word)).collect()
 }
 
-pub fn bytes(floats: &[f32]) -> Vec<u8> {
-    floats.iter().flat_map(|float| float.to_le_bytes()).collect()
+pub(crate) fn bytes(floats: &[f32]) -> Vec<u8> {
+    floats
+        .iter()
+        .flat_map(|float| float.to_le_bytes())
+        .collect()
 }

@@ -1,8 +1,6 @@
 //! What an executor refuses before there is a session, and what it tells of itself.
 
-mod common;
-
-use common::{Client, Executor, greet, hello};
+use crate::client::{Client, Executor, greet, hello};
 use ghost_wire::hello::{Hello, Verdict};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -44,7 +42,12 @@ fn unlike_clients_are_told_why() {
 #[test]
 fn garbage_harms_nobody() {
     let executor = Executor::start(&[]);
-    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[4, 0, 0, 0, 1, 2, 3, 4], b""] {
+    for garbage in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        &[0xff; 64],
+        &[4, 0, 0, 0, 1, 2, 3, 4],
+        b"",
+    ] {
         let mut stream = TcpStream::connect(executor.address).unwrap();
         stream.write_all(garbage).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
