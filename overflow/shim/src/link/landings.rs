@@ -67,9 +67,9 @@ impl Landings {
         self.changed.notify_all();
     }
 
-    /// Wakes all who wait: the link has ended.
+    /// Nothing more comes at all: wakes all who wait.
     pub(super) fn end(&self) {
-        drop(self.lock());
+        self.lock().clear();
         self.changed.notify_all();
     }
 
