@@ -22,6 +22,7 @@ async fn strangers_look_and_change_nothing() {
         "/v1/containers/a",
         "/v1/node",
         "/v1/gpus",
+        "/v1/peers",
         "/metrics",
     ] {
         node.call(stranger, "GET", path, "").await;
@@ -46,12 +47,48 @@ async fn strangers_look_and_change_nothing() {
         ("DELETE", "/v1/containers/a/procs/1", String::new()),
         ("POST", "/v1/apply", "[]".into()),
         ("POST", "/v1/reload", String::new()),
+        (
+            "PUT",
+            "/v1/peers/b",
+            json!({"address": "[::1]:1"}).to_string(),
+        ),
+        ("DELETE", "/v1/peers/b", String::new()),
+        (
+            "POST",
+            "/v1/containers/a/ticket",
+            json!({"on": "[::1]:1"}).to_string(),
+        ),
     ] {
         let answer = node.call(stranger, method, path, body).await;
         eprintln!("{method} {path}");
         answer.refused(403, "denied", "4711");
     }
     assert_eq!(node.get(path).await["generation"], 1);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn an_owner_gets_tickets_to_peers_and_nobody_else_their_tokens() {
+    let place = Place::new();
+    let node = Node::start(&place);
+    let owned = json!({"name": "a", "owner": 4711, "spec": {"gpu.weight": 70}});
+    node.call(ROOT, "POST", "/v1/containers", owned).await.ok();
+    let peer = json!({"address": "127.0.0.1:7000", "token": "a secret"});
+    let put = node.call(ROOT, "PUT", "/v1/peers/near", peer).await;
+    assert_eq!(put.status, 204);
+    assert!(!node.get("/v1/peers").await.to_string().contains("a secret"));
+    let (path, wish) = ("/v1/containers/a/ticket", json!({"on": "near"}));
+    let ticket = node.call(user(4711), "POST", path, wish.clone()).await.ok();
+    assert_eq!(ticket["token"], "a secret");
+    assert_eq!(ticket["limits"], json!([["gpu.weight", "70"]]));
+    let answer = node.call(user(4712), "POST", path, wish).await;
+    answer.refused(403, "denied", "4712");
+    let wish = json!({"on": "far"});
+    let answer = node.call(ROOT, "POST", path, wish).await;
+    answer.refused(404, "not-found", "no peer \"far\"");
+    let auto = json!({"spec": {"gpu.overflow": "auto"}});
+    let answer = node.call(ROOT, "PATCH", "/v1/containers/a", auto).await;
+    answer.refused(501, "unsupported", "gpu.overflow: auto is not built yet");
     node.stop().await;
 }
 
