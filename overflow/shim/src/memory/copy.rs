@@ -20,11 +20,14 @@ fn is_host(at: u64) -> bool {
 /// first. Only pinned memory can have that ahead of it.
 pub(super) fn source_ready(link: &Link, source: &Region) -> Result<(), Code> {
     let at = source.base as u64;
-    if is_pinned(at) {
-        work::callbacks_done(link)?;
-        link.landed(at, source.span())?;
+    let Some(range) = map::find(at).filter(map::Range::is_host) else {
+        return Ok(());
+    };
+    work::callbacks_done(link)?;
+    if range.window != 0 {
+        crate::context::synchronize(0)?;
     }
-    Ok(())
+    link.landed(at, source.span())
 }
 
 /// Whether this is pinned memory of the program's: a copy to there may go on after the call has

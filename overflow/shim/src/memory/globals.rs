@@ -81,5 +81,4 @@ macro_rules! globals {
 globals! {
     cuModuleGetGlobal_v2
     cuLibraryGetGlobal
-    cuLibraryGetManaged
 }

@@ -4,6 +4,7 @@
 use super::map::{self, What};
 use super::{reserve, shared, tell};
 use crate::answer;
+use crate::link::Link;
 use crate::session::link;
 use ghost_wire::result::{
     Code, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY,
@@ -52,24 +53,25 @@ pub(crate) unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut u8, len: usize, fla
     answer(allocate(to, len, flags))
 }
 
-/// Ends what the device sees of a range of host memory, and waits for what is on its way there.
-fn hide(range: &map::Range) -> Result<(), Code> {
-    link()?.landed(range.start, range.len as usize)?;
-    if range.window != 0 {
-        crate::context::synchronize(0)?;
-        shared::end(range.start);
-        map::write(|map| map.remove(range.window, |what| matches!(what, What::Window { .. })));
-        shared::ask_end(range.start)?;
+/// Ends what the device sees of a range of host memory, after all that may still come there. An
+/// error is an earlier one's: nothing comes there after this.
+fn hide(link: &Link, range: &map::Range) -> Result<(), Code> {
+    let landed = link.landed(range.start, range.len as usize);
+    if range.window == 0 {
+        return landed;
     }
-    Ok(())
+    let waited = crate::context::synchronize(0);
+    shared::end(range.start);
+    map::write(|map| map.remove(range.window, |what| matches!(what, What::Window { .. })));
+    shared::ask_end(range.start).and(landed).and(waited)
 }
 
 pub(crate) unsafe extern "C" fn cuMemFreeHost(at: u64) -> Code {
     let freed = || {
-        link()?;
+        let link = link()?;
         let pinned = |what| matches!(what, What::Pinned { .. });
         let range = map::write(|map| map.remove(at, pinned)).ok_or(INVALID_VALUE)?;
-        let hidden = hide(&range);
+        let hidden = hide(link, &range);
         // SAFETY: mapped by `allocate`, and in no list any more.
         unsafe { libc::munmap(at as *mut _, range.len as usize) };
         hidden
@@ -102,11 +104,11 @@ pub(crate) unsafe extern "C" fn cuMemHostRegister(at: u64, len: usize, flags: u3
 
 pub(crate) unsafe extern "C" fn cuMemHostUnregister(at: u64) -> Code {
     let unregistered = || {
-        link()?;
+        let link = link()?;
         let registered = |what| matches!(what, What::Registered { .. });
         let range = map::write(|map| map.remove(at, registered));
         let range = range.ok_or(HOST_MEMORY_NOT_REGISTERED)?;
-        hide(&range)
+        hide(link, &range)
     };
     answer(unregistered())
 }

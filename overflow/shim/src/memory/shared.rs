@@ -5,6 +5,7 @@
 use super::merge;
 use crate::link::Link;
 use crate::session::link;
+use crate::work::callbacks_done;
 use ghost_wire::CHUNK;
 use ghost_wire::message::{Field, Message, Share, Unshare, WriteShared};
 use ghost_wire::result::Code;
@@ -83,6 +84,12 @@ pub(crate) fn publish(link: &Link) -> Result<(), Code> {
 #[cold]
 fn send(link: &Link) -> Result<(), Code> {
     let _order = ORDER.lock().unwrap_or_else(PoisonError::into_inner);
+    // What is to come there by copies and callbacks is to be seen by later work, too.
+    callbacks_done(link)?;
+    let ranges: Vec<_> = shared().iter().map(|s| (s.at, s.base.len())).collect();
+    for (at, len) in ranges {
+        link.landed(at, len)?;
+    }
     let mut written = Vec::new();
     for shared in shared().iter_mut() {
         // SAFETY: it is taken out of the list before its memory ends.

@@ -45,6 +45,12 @@ pub(super) unsafe fn image<'a>(image: *const u8) -> Option<&'a [u8]> {
     (len <= LONGEST).then(|| unsafe { std::slice::from_raw_parts(image, len) })
 }
 
+/// Whether this, from a file, is a text, which has no NUL at its end there.
+pub(super) fn is_text(file: &[u8]) -> bool {
+    let start = file.first_chunk().map(|start| u32::from_le_bytes(*start));
+    !matches!(start, Some(FAT | ELF))
+}
+
 /// The first four bytes, unless one of them is NUL before the fourth.
 unsafe fn start(image: *const u8) -> Option<u32> {
     let mut bytes = [0; 4];
@@ -140,6 +146,12 @@ mod tests {
         assert_eq!(len(b".version 8.0\n\0rest"), Some(14));
         assert_eq!(len(b"\0"), Some(1));
         assert_eq!(len(b"ab\0"), Some(3));
+    }
+
+    #[test]
+    fn a_file_is_a_text_unless_it_says_otherwise() {
+        assert!(is_text(b".version 8.0") && is_text(b"\n"));
+        assert!(!is_text(b"\x7fELF rest") && !is_text(&fat(16, 0)));
     }
 
     #[test]

@@ -218,8 +218,7 @@ unsafe fn load_file(
     let mut file = std::fs::read(path).map_err(|_| FILE_NOT_FOUND)?;
     // SAFETY: handed on.
     let options = unsafe { options(count, names, values) }?;
-    // A text in a file does not end with NUL.
-    if file.is_ascii() && file.last() != Some(&0) {
+    if image::is_text(&file) {
         file.push(0);
     }
     // SAFETY: null, or the program's own room.

@@ -150,9 +150,9 @@ mod tests {
         };
         let (bytes, size) = ([1_u8, 2, 3, 4, 5, 6, 7, 8], 8_usize);
         let extra: [*const c_void; 5] = [
-            2 as *const _,
+            SIZE as *const _,
             (&raw const size).cast(),
-            1 as *const _,
+            BUFFER as *const _,
             bytes.as_ptr().cast(),
             null(),
         ];
