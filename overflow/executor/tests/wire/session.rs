@@ -293,6 +293,40 @@ fn images_are_asked_for_once_and_must_be_what_they_are_called() {
 }
 
 #[test]
+fn of_shared_memory_only_what_the_device_changed_comes_back() {
+    let executor = Executor::start(&[]);
+    let mut client = Client::ready(&executor);
+    let (at, len) = (0x6000_0000_0040_u64, 10_000);
+    let share = Share { at, len, flags: 0 };
+    let seq = client.say(true, &share);
+    let (code, body) = client.answer(seq);
+    assert_eq!(code, 0);
+    let device = u64::from_le_bytes(body.try_into().unwrap());
+    let data = &[7; 100][..];
+    client.say(false, &WriteShared { at: at + 96, data });
+    client.row(op::cuMemsetD8Async, false, &[device + 100, 8, 40, 0]);
+    let sync = client.wait(wait::STREAM, 0);
+    assert_eq!(client.answer(sync).0, 0);
+    // Changes have no command.
+    assert!(client.data.remove(&0) == Some(vec![8; 40]));
+    let again = client.wait(wait::STREAM, 0);
+    assert_eq!(client.answer(again).0, 0);
+    assert_eq!(client.data.get(&0), None);
+    let outside = client.say(
+        true,
+        &WriteShared {
+            at: at + 9_950,
+            data,
+        },
+    );
+    assert_eq!(client.answer(outside).0, INVALID_VALUE);
+    let ended = client.say(true, &Unshare { at });
+    assert_eq!(client.answer(ended).0, 0);
+    let twice = client.say(true, &Unshare { at });
+    assert_eq!(client.answer(twice).0, INVALID_VALUE);
+}
+
+#[test]
 fn an_answer_says_what_the_driver_said() {
     let executor = Executor::start(&[]);
     let mut client = Client::ready(&executor);
