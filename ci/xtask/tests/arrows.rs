@@ -43,6 +43,9 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["ghost-model", "ghost-backend", "ghost-rm", "ghost-notify"],
     ),
     ("ghost-burn", &["ghost-rm"]),
+    ("ghost-cpu-device", &[]),
+    ("ghost-executor", &["ghost-wire", "ghost-cpu-device"]),
+    ("ghost-cpu-device-lib", &[]),
     ("ghost-host", &[]),
     ("ghost-vm", &[]),
     (

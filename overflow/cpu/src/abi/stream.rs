@@ -1,0 +1,218 @@
+//! Streams, events and callbacks.
+#![allow(non_snake_case, reason = "cuda.h names them")]
+
+use super::{Out, entries};
+use crate::context::{EVENTS, Event, Res, STREAMS, Stream, current, lock, new_handle, world};
+use crate::engine::{Marker, Op, Order, engine};
+use crate::result::{CuResult, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+type StreamCallback = unsafe extern "C" fn(usize, CuResult, *mut c_void);
+type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+fn create(out: Out<usize>, flags: u32, priority: i32) -> Res<()> {
+    let context = current()?;
+    if flags > 1 || !out.given() {
+        return Err(INVALID_VALUE);
+    }
+    let order = if flags == 1 {
+        Order::NonBlocking
+    } else {
+        Order::Blocking
+    };
+    let handle = new_handle();
+    let id = engine().open(context.clone(), order);
+    let stream = Stream {
+        id,
+        context,
+        flags,
+        priority,
+    };
+    STREAMS.put(handle, Arc::new(stream));
+    out.put(handle)
+}
+
+/// What is known of a stream that is not a default one.
+fn made(stream: usize) -> Res<Option<Arc<Stream>>> {
+    current()?;
+    if stream < 3 {
+        return Ok(None);
+    }
+    STREAMS.get(stream).map(Some)
+}
+
+fn last(event: usize) -> Res<Option<Arc<Marker>>> {
+    world()?;
+    Ok(lock(&EVENTS.get(event)?.last).clone())
+}
+
+fn record(event: usize, stream: usize) -> Res<()> {
+    let context = current()?;
+    let event = EVENTS.get(event)?;
+    let stream = context.queue(stream)?;
+    let marker = Arc::new(Marker::default());
+    *lock(&event.last) = Some(marker.clone());
+    engine().submit(stream, Op::Mark(marker));
+    Ok(())
+}
+
+fn elapsed(out: Out<f32>, start: usize, end: usize) -> Res<()> {
+    current()?;
+    let (start, end) = (EVENTS.get(start)?, EVENTS.get(end)?);
+    if !start.timed || !end.timed {
+        return Err(INVALID_HANDLE);
+    }
+    let reached = |e: &Event| {
+        let marker = lock(&e.last).clone().ok_or(INVALID_HANDLE)?;
+        marker.reached().ok_or(NOT_READY)
+    };
+    let (from, to) = (reached(&start)?, reached(&end)?);
+    let later = to.saturating_duration_since(from).as_secs_f32();
+    let earlier = from.saturating_duration_since(to).as_secs_f32();
+    out.put((later - earlier) * 1000.0)
+}
+
+entries! {
+    fn cuStreamCreate(out: Out<usize>, flags: u32) {
+        create(out, flags, 0)
+    }
+
+    fn cuStreamCreateWithPriority(out: Out<usize>, flags: u32, _priority: i32) {
+        // There is one priority.
+        create(out, flags, 0)
+    }
+
+    fn cuStreamDestroy_v2(stream: usize) {
+        world()?;
+        engine().close(STREAMS.take(stream)?.id);
+        Ok(())
+    }
+
+    fn cuStreamQuery(stream: usize) {
+        let context = current()?;
+        let idle = engine().idle(context.queue(stream)?);
+        context.error()?;
+        if idle { Ok(()) } else { Err(NOT_READY) }
+    }
+
+    fn cuStreamSynchronize(stream: usize) {
+        let context = current()?;
+        engine().drain(context.queue(stream)?);
+        context.error()
+    }
+
+    fn cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
+        let context = current()?;
+        let stream = context.queue(stream)?;
+        if let Some(marker) = last(event)? {
+            engine().submit(stream, Op::Wait(marker));
+        }
+        Ok(())
+    }
+
+    fn cuStreamGetPriority(stream: usize, out: Out<i32>) {
+        out.put(made(stream)?.map_or(0, |s| s.priority))
+    }
+
+    fn cuStreamGetFlags(stream: usize, out: Out<u32>) {
+        out.put(made(stream)?.map_or(0, |s| s.flags))
+    }
+
+    fn cuStreamGetCtx(stream: usize, out: Out<usize>) {
+        let context = match made(stream)? {
+            Some(stream) => stream.context.handle,
+            None => current()?.handle,
+        };
+        out.put(context)
+    }
+
+    fn cuStreamGetId(stream: usize, out: Out<u64>) {
+        out.put(current()?.queue(stream)?)
+    }
+
+    fn cuStreamGetDevice(stream: usize, out: Out<i32>) {
+        let device = match made(stream)? {
+            Some(stream) => stream.context.device,
+            None => current()?.device,
+        };
+        out.put(device as i32)
+    }
+
+    fn cuStreamIsCapturing(stream: usize, out: Out<u32>) {
+        made(stream)?;
+        out.put(0)
+    }
+
+    fn cuStreamAddCallback(
+        stream: usize, call: Option<StreamCallback>, data: usize, _flags: u32,
+    ) {
+        let call = call.ok_or(INVALID_VALUE)?;
+        let context = current()?;
+        engine().submit(context.queue(stream)?, Op::Call(Box::new(move |status| {
+            // SAFETY: the program's function, with the data that it gave for it.
+            unsafe { call(stream, status, data as *mut c_void) };
+        })));
+        Ok(())
+    }
+
+    fn cuLaunchHostFunc(stream: usize, call: Option<HostFunction>, data: usize) {
+        let call = call.ok_or(INVALID_VALUE)?;
+        let context = current()?;
+        engine().submit(context.queue(stream)?, Op::Call(Box::new(move |status| {
+            if status == 0 {
+                // SAFETY: the program's function, with the data that it gave for it.
+                unsafe { call(data as *mut c_void) };
+            }
+        })));
+        Ok(())
+    }
+
+    fn cuEventCreate(out: Out<usize>, flags: u32) {
+        let context = current()?;
+        if flags > 7 || !out.given() {
+            return Err(INVALID_VALUE);
+        }
+        let handle = new_handle();
+        let event = Event { context: context.handle, timed: flags & 2 == 0, last: Default::default() };
+        EVENTS.put(handle, Arc::new(event));
+        out.put(handle)
+    }
+
+    fn cuEventRecord(event: usize, stream: usize) {
+        record(event, stream)
+    }
+
+    fn cuEventRecordWithFlags(event: usize, stream: usize, _flags: u32) {
+        record(event, stream)
+    }
+
+    fn cuEventQuery(event: usize) {
+        let marker = last(event)?;
+        current()?;
+        match marker {
+            Some(marker) if marker.reached().is_none() => Err(NOT_READY),
+            _ => Ok(()),
+        }
+    }
+
+    fn cuEventSynchronize(event: usize) {
+        if let Some(marker) = last(event)? {
+            engine().reach(&marker);
+        }
+        current()?.error()
+    }
+
+    fn cuEventDestroy_v2(event: usize) {
+        world()?;
+        EVENTS.take(event).map(|_| ())
+    }
+
+    fn cuEventElapsedTime(out: Out<f32>, start: usize, end: usize) {
+        elapsed(out, start, end)
+    }
+
+    fn cuEventElapsedTime_v2(out: Out<f32>, start: usize, end: usize) {
+        elapsed(out, start, end)
+    }
+}
