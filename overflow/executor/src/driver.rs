@@ -185,6 +185,56 @@ pub(crate) struct BoxCopy {
     pub(crate) extent: [u64; 3],
 }
 
+/// One end in `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct PlaneEnd {
+    from: [u64; 2],
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: u64,
+    pitch: u64,
+}
+
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlaneCopy {
+    from: PlaneEnd,
+    to: PlaneEnd,
+    extent: [u64; 2],
+}
+
+impl BoxEnd {
+    fn plane(&self) -> Option<PlaneEnd> {
+        let [x, y, z] = self.from;
+        (z == 0 && self.level == 0).then_some(PlaneEnd {
+            from: [x, y],
+            kind: self.kind,
+            host: self.host,
+            device: self.device,
+            array: self.array,
+            pitch: self.pitch,
+        })
+    }
+}
+
+impl BoxCopy {
+    /// The same of two dimensions, if it has no more.
+    fn plane(&self) -> Option<PlaneCopy> {
+        let [width, rows, slices] = self.extent;
+        if slices != 1 {
+            return None;
+        }
+        Some(PlaneCopy {
+            from: self.from.plane()?,
+            to: self.to.plane()?,
+            extent: [width, rows],
+        })
+    }
+}
+
 /// `CUDA_KERNEL_NODE_PARAMS_v2`.
 #[repr(C)]
 #[derive(Debug)]
@@ -234,6 +284,7 @@ calls! {
     fn cuEventSynchronize(event: u64);
     #[pointers] fn cuMemcpyHtoDAsync_v2(to: u64, from: *const u8, len: usize, stream: u64);
     #[pointers] fn cuMemcpyDtoHAsync_v2(to: *mut u8, from: u64, len: usize, stream: u64);
+    #[pointers] fn cuMemcpy2DAsync_v2(copy: &PlaneCopy, stream: u64);
     #[pointers] fn cuMemcpy3DAsync_v2(copy: &BoxCopy, stream: u64);
     #[pointers] fn cuMemHostRegister_v2(at: *mut u8, len: usize, flags: u32);
     #[pointers] fn cuMemHostUnregister(at: *mut u8);
@@ -350,6 +401,20 @@ impl Driver {
         told.map_err(|code| DriverError::Start("cuDeviceGetCount", code))?;
         driver.count = count;
         Ok(driver)
+    }
+
+    /// Copies a box; one of two dimensions as such, which each driver has.
+    ///
+    /// # Safety
+    /// An end that is the host's stays until the copy is done.
+    pub(crate) unsafe fn copy_box(&self, copy: &BoxCopy, stream: u64) -> Result<(), Code> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match copy.plane() {
+                Some(plane) => self.cuMemcpy2DAsync_v2(&plane, stream),
+                None => self.cuMemcpy3DAsync_v2(copy, stream),
+            }
+        }
     }
 
     /// The function of a row of the table.

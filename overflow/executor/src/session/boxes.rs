@@ -123,7 +123,7 @@ impl Session {
                 end.host = at;
             }
             // SAFETY: the buffer is as long as the box, and stays until the copy is done.
-            unsafe { driver.cuMemcpy3DAsync_v2(&copy, stream) }?;
+            unsafe { driver.copy_box(&copy, stream) }?;
             Ok(stream)
         });
         let stream = match issued {
