@@ -130,10 +130,13 @@ pub(super) fn window(at: u64) -> Result<u64, Code> {
     shared::begin(range.start, range.len as usize);
     map::write(|map| {
         let host = range.start;
-        map.insert(map::Range {
-            window,
-            ..map::range(window, range.len, What::Window { host })
-        });
+        // The far side has put it at the same address where it could.
+        if map.overlapping(window, range.len).is_none() {
+            map.insert(map::Range {
+                window,
+                ..map::range(window, range.len, What::Window { host })
+            });
+        }
         map.change(host, |range| range.window = window);
     });
     Ok(window + (at - range.start))
