@@ -13,6 +13,7 @@ mod rm;
 mod settings;
 mod sim;
 mod store;
+mod wire;
 
 pub use guardian::{broker_frame, guardian_frame, guardian_journal, guardian_ledger};
 pub use host::{cgroup_files, driver_version, proc_stat};
@@ -22,6 +23,7 @@ pub use rm::{card_answer, tenant_call};
 pub use settings::{assignments, container_file, spec, value};
 pub use sim::sim_wire;
 pub use store::store_log;
+pub use wire::wire_command;
 
 /// A target.
 pub type Target = fn(&[u8]);
@@ -45,4 +47,5 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("store_log", store_log),
     ("tenant_call", tenant_call),
     ("value", value),
+    ("wire_command", wire_command),
 ];

@@ -61,6 +61,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "ghost-notify",
             "ghost-guardian",
             "ghost-backend",
+            "ghost-executor",
             "ghostd",
             "ghostctl",
         ],
