@@ -264,11 +264,13 @@ impl Context {
         EVENTS.retain(|e| e.context != self.handle);
         MODULES.retain(|m| m.context != self.handle);
         FUNCTIONS.retain(|f| f.context != self.handle);
-        engine().settle_all();
-        let mut memory = lock(&world()?.memory);
-        for start in memory.of_context(self.handle) {
-            memory.remove(start);
-        }
+        let world = world()?;
+        engine().still(|| {
+            let mut memory = lock(&world.memory);
+            for start in memory.of_context(self.handle) {
+                memory.remove(start);
+            }
+        });
         Ok(())
     }
 }

@@ -17,6 +17,12 @@ impl Marker {
     pub(crate) fn reached(&self) -> Option<Instant> {
         self.0.get().copied()
     }
+
+    /// It is reached now.
+    fn reach(&self) {
+        // It is in one stream, once.
+        let _ = self.0.set(Instant::now());
+    }
 }
 
 type Work = Box<dyn FnOnce() -> Result<(), CuResult> + Send>;
@@ -68,6 +74,8 @@ pub(crate) struct Engine {
     state: Mutex<State>,
     changed: Condvar,
     ids: AtomicU64,
+    /// Held while work runs: what is unmapped is unmapped while none does.
+    running: Mutex<()>,
 }
 
 static ENGINE: LazyLock<&'static Engine> = LazyLock::new(|| {
@@ -75,6 +83,7 @@ static ENGINE: LazyLock<&'static Engine> = LazyLock::new(|| {
         state: Mutex::default(),
         changed: Condvar::new(),
         ids: AtomicU64::new(1),
+        running: Mutex::default(),
     }));
     let (send, calls) = mpsc::channel::<(u64, CuResult, Call)>();
     std::thread::spawn(move || {
@@ -142,8 +151,11 @@ impl Engine {
         let mut state = self.lock();
         let seq = state.next;
         state.next += 1;
-        if let Some(queue) = state.queues.get_mut(&stream) {
-            queue.ops.push_back((seq, Some(op)));
+        match (state.queues.get_mut(&stream), op) {
+            (Some(queue), op) => queue.ops.push_back((seq, Some(op))),
+            // Another thread destroyed the stream meanwhile: nothing is before the marker.
+            (None, Op::Mark(marker)) => marker.reach(),
+            (None, _) => {}
         }
         self.changed.notify_all();
     }
@@ -181,9 +193,11 @@ impl Engine {
         self.settle(|q| q.context.handle == context);
     }
 
-    /// Waits for everything: of all devices, because what is freed may be used by any.
-    pub(crate) fn settle_all(&self) {
+    /// Waits for everything, of all devices; then does `f` while no work runs.
+    pub(crate) fn still<T>(&self, f: impl FnOnce() -> T) -> T {
         self.settle(|_| true);
+        let _running = self.running.lock();
+        f()
     }
 
     /// Whether a stream has nothing to do; the legacy stream waits for the others of its context.
@@ -249,15 +263,14 @@ impl Engine {
             match op {
                 Some(Op::Work(work, at_least)) if context.error().is_ok() => {
                     let start = Instant::now();
+                    let running = self.running.lock();
                     if let Err(code) = work() {
                         context.fail(code);
                     }
+                    drop(running);
                     wait = at_least.saturating_sub(start.elapsed());
                 }
-                Some(Op::Mark(marker)) => {
-                    // Only this thread sets it, and once.
-                    let _ = marker.0.set(Instant::now());
-                }
+                Some(Op::Mark(marker)) => marker.reach(),
                 Some(Op::Call(call)) => {
                     let status = context.error().err().unwrap_or(0);
                     // The other thread finishes the operation. It lives as long as this one.

@@ -6,6 +6,8 @@ use common::*;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Mutex;
 
+const UNSUPPORTED: &str = include_str!("../ptx/unsupported.ptx");
+
 fn set(name: &str, value: &str) {
     // SAFETY: the first thing that a test does, while it is the only thread that reads it.
     unsafe { std::env::set_var(name, value) };
@@ -22,10 +24,8 @@ fn an_illegal_address_is_told_late_and_stays() {
     );
     assert_eq!(cu!(cuCtxSynchronize()), 700);
     assert_eq!(cu!(cuCtxSynchronize()), 700);
-    assert_eq!(
-        launch(function_after_failure(module), [1, 1], [1, 1], 0, &[]),
-        700
-    );
+    // A context that has failed is told before the handle is looked up.
+    assert_eq!(launch(module, [1, 1], [1, 1], 0, &[]), 700);
     let mut byte = 0_u8;
     let code = cu!(cuMemcpyDtoH_v2(&mut byte => &mut u8, memory => u64, 1 => usize));
     assert_eq!(code, 700);
@@ -42,11 +42,6 @@ fn an_illegal_address_is_told_late_and_stays() {
         0
     );
     assert_eq!(download::<u32>(counter, 1), [3]);
-}
-
-/// Any handle: a context that has failed is told before it is looked up.
-fn function_after_failure(module: usize) -> usize {
-    module
 }
 
 #[test]

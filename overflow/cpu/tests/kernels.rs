@@ -3,6 +3,10 @@
 mod common;
 use common::*;
 
+fn f(value: f32) -> u64 {
+    u64::from(value.to_bits())
+}
+
 fn numbers(n: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919) % 1000) as f32 / 8.0).collect()
 }

@@ -57,13 +57,7 @@ fn attribute(attribute: u32, device: usize) -> i32 {
         75 => 8,
         81 | 97 => SHARED_OPT_IN as i32,
         87 => 2,
-        132..=134 => {
-            if attribute == 134 {
-                -1
-            } else {
-                0
-            }
-        }
+        134 => -1,
         _ => 0,
     }
 }
@@ -78,15 +72,14 @@ fn symbol(name: &str, version: i32) -> Option<*const c_void> {
         ("cuCtxCreate_v4", 12050),
         ("cuEventElapsedTime_v2", 12080),
     ];
-    let versioned = ["_v4", "_v3", "_v2", ""].iter().find_map(|suffix| {
+    ["_v4", "_v3", "_v2", ""].iter().find_map(|suffix| {
         let full = format!("{name}{suffix}");
         let since = OLD.iter().find(|(n, _)| *n == full);
         if since.is_some_and(|(_, v)| version < *v) {
             return None;
         }
         super::find(&full)
-    });
-    versioned
+    })
 }
 
 entries! {

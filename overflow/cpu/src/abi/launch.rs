@@ -67,6 +67,7 @@ fn params(kernel: &crate::ptx::Kernel, args: Args, extra: In<usize>) -> Res<Vec<
     Ok(bytes)
 }
 
+#[expect(clippy::too_many_arguments, reason = "as the driver has them")]
 fn launch(
     of: usize,
     grid: [u32; 3],

@@ -251,9 +251,9 @@ fn free(at: u64, kind: impl Fn(Backing) -> bool, missing: u32) -> Res<()> {
     if !is() {
         return Err(missing);
     }
-    engine().settle_all();
     // Another thread may have been faster.
-    lock(&world.memory).remove(at).map(|_| ()).ok_or(missing)
+    let removed = engine().still(|| lock(&world.memory).remove(at));
+    removed.map(|_| ()).ok_or(missing)
 }
 
 fn attribute(which: u32, at: u64, out: usize) -> Res<()> {

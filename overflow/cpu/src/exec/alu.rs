@@ -29,11 +29,11 @@ pub(super) fn extend(ty: Ty, a: u64) -> u64 {
     }
 }
 
+#[expect(clippy::manual_clamp, reason = "what is not a number becomes 0")]
 fn clamp01(ty: Ty, sat: bool, v: u64) -> u64 {
     if !sat {
         return v;
     }
-    // Not a number becomes 0.
     if ty.bytes == 4 {
         of_f32(f32_of(v).max(0.0).min(1.0))
     } else {

@@ -117,6 +117,9 @@ pub(crate) fn run(launch: &Launch, view: &View) -> Result<(), Failure> {
                     arrived: [0; 16],
                     budget: &mut budget,
                 };
+                // Blocks that do nothing cost time too.
+                block
+                    .charge(block.registers.len() + (block.shared.len() + block.local.len()) / 8)?;
                 block.run()?;
             }
         }
@@ -130,6 +133,7 @@ impl Block<'_> {
             for t in 0..self.threads.len() {
                 self.run_thread(t).map_err(|fault| self.failure(t, fault))?;
             }
+            self.charge(self.threads.len())?;
             let waiting = self.threads.iter().position(|t| t.state != State::Done);
             let Some(first) = waiting else {
                 return Ok(());
@@ -139,6 +143,13 @@ impl Block<'_> {
                 return Err(self.failure(first, Fault::Deadlock));
             }
         }
+    }
+
+    /// Takes what is no instruction from the budget.
+    fn charge(&mut self, cost: usize) -> Result<(), Failure> {
+        let left = self.budget.checked_sub(cost as u64);
+        *self.budget = left.ok_or_else(|| self.failure(0, Fault::Budget))?;
+        Ok(())
     }
 
     fn failure(&self, t: usize, fault: Fault) -> Failure {

@@ -192,9 +192,7 @@ impl<'a> Parser<'a> {
             _ => Operand::Imm(self.int()?),
         };
         let mut offset = 0_i64;
-        if self.eat(b'+') {
-            offset = self.int()? as i64;
-        } else if self.peek() == Some(Tok::Punct(b'-')) {
+        if self.eat(b'+') || self.peek() == Some(Tok::Punct(b'-')) {
             offset = self.int()? as i64;
         }
         self.expect(b']', "]")?;

@@ -2,8 +2,7 @@
 
 use std::ffi::{CString, c_void};
 
-pub const KERNELS: &str = include_str!("../../ptx/kernels.ptx");
-pub const UNSUPPORTED: &str = include_str!("../../ptx/unsupported.ptx");
+pub(crate) const KERNELS: &str = include_str!("../../ptx/kernels.ptx");
 
 /// Calls an entry point with arguments of the C types.
 macro_rules! cu {
@@ -18,7 +17,7 @@ macro_rules! cu {
 pub(crate) use cu;
 
 /// A context on device 0, current here.
-pub fn start() -> usize {
+pub(crate) fn start() -> usize {
     let mut context = 0;
     assert_eq!(cu!(cuInit(0 => u32)), 0);
     assert_eq!(
@@ -29,7 +28,7 @@ pub fn start() -> usize {
     context
 }
 
-pub fn load(text: &str) -> usize {
+pub(crate) fn load(text: &str) -> usize {
     let text = CString::new(text).unwrap();
     let mut module = 0;
     let code =
@@ -38,7 +37,7 @@ pub fn load(text: &str) -> usize {
     module
 }
 
-pub fn function(module: usize, name: &str) -> usize {
+pub(crate) fn function(module: usize, name: &str) -> usize {
     let name = CString::new(name).unwrap();
     let mut function = 0;
     let code = cu!(cuModuleGetFunction(
@@ -48,14 +47,14 @@ pub fn function(module: usize, name: &str) -> usize {
     function
 }
 
-pub fn alloc(bytes: usize) -> u64 {
+pub(crate) fn alloc(bytes: usize) -> u64 {
     let mut at = 0;
     assert_eq!(cu!(cuMemAlloc_v2(&mut at => &mut u64, bytes => usize)), 0);
     at
 }
 
 /// What `data` becomes on the device.
-pub fn upload<T: Copy>(data: &[T]) -> u64 {
+pub(crate) fn upload<T: Copy>(data: &[T]) -> u64 {
     let at = alloc(size_of_val(data));
     let code = cu!(cuMemcpyHtoD_v2(
         at => u64, data.as_ptr().cast() => *const c_void, size_of_val(data) => usize,
@@ -64,7 +63,7 @@ pub fn upload<T: Copy>(data: &[T]) -> u64 {
     at
 }
 
-pub fn download<T: Copy + Default>(at: u64, count: usize) -> Vec<T> {
+pub(crate) fn download<T: Copy + Default>(at: u64, count: usize) -> Vec<T> {
     let mut out = vec![T::default(); count];
     let code = cu!(cuMemcpyDtoH_v2(
         out.as_mut_ptr().cast() => *mut c_void, at => u64, size_of_val(&out[..]) => usize,
@@ -74,7 +73,7 @@ pub fn download<T: Copy + Default>(at: u64, count: usize) -> Vec<T> {
 }
 
 /// Launches; an argument is its 8 bytes.
-pub fn launch(
+pub(crate) fn launch(
     function: usize,
     grid: [u32; 2],
     block: [u32; 2],
@@ -87,8 +86,4 @@ pub fn launch(
         block[1] => u32, 1 => u32, 0 => u32, stream => usize,
         pointers.as_ptr() => *const *const u64, std::ptr::null() => *const c_void,
     ))
-}
-
-pub fn f(value: f32) -> u64 {
-    u64::from(value.to_bits())
 }
