@@ -61,6 +61,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "ghost-notify",
             "ghost-guardian",
             "ghost-backend",
+            "ghost-wire",
             "ghost-executor",
             "ghostd",
             "ghostctl",

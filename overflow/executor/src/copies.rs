@@ -25,9 +25,12 @@ pub(crate) struct Part {
     pub(crate) late: bool,
 }
 
+/// A stream: its context, and its id, which is never used for another.
+pub(crate) type On = (u64, u64);
+
 #[derive(Debug)]
 struct Pending {
-    context: u64,
+    on: On,
     event: u64,
     staging: Staging,
     /// None: a copy in, only the buffer is to come back.
@@ -88,16 +91,16 @@ impl Copies {
     pub(crate) fn issued(
         &self,
         driver: &Driver,
-        context: u64,
+        on: On,
         stream: u64,
         staging: Staging,
         part: Option<Part>,
     ) -> Result<(), Code> {
         // Without an event nobody knows when the device is done with the buffer: then it is never
         // used again.
-        let event = self.mark(driver, context, stream)?;
+        let event = self.mark(driver, on.0, stream)?;
         self.lock().pending.push_back(Pending {
-            context,
+            on,
             event,
             staging,
             part,
@@ -109,17 +112,26 @@ impl Copies {
     pub(crate) fn flush(&self, driver: &Driver, link: &Link) {
         let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         let mut current = None;
+        // Streams on which nothing more can have finished.
+        let mut waiting: Vec<On> = Vec::new();
         let finished: Vec<(Pending, Result<(), Code>)> = {
             let mut state = self.lock();
             let mut finished = Vec::new();
             let mut left = VecDeque::with_capacity(state.pending.len());
             for pending in state.pending.drain(..) {
-                if current != Some(pending.context) {
-                    let _ = driver.cuCtxSetCurrent(pending.context);
-                    current = Some(pending.context);
+                if waiting.contains(&pending.on) {
+                    left.push_back(pending);
+                    continue;
+                }
+                if current != Some(pending.on.0) {
+                    let _ = driver.cuCtxSetCurrent(pending.on.0);
+                    current = Some(pending.on.0);
                 }
                 match driver.cuEventQuery(pending.event) {
-                    Err(NOT_READY) => left.push_back(pending),
+                    Err(NOT_READY) => {
+                        waiting.push(pending.on);
+                        left.push_back(pending);
+                    }
                     done => finished.push((pending, done)),
                 }
             }
@@ -141,7 +153,7 @@ impl Copies {
             self.pool.give(driver, pending.staging);
             self.lock().finished -= 1;
             if done.is_ok() {
-                self.unmark(pending.context, pending.event);
+                self.unmark(pending.on.0, pending.event);
             }
         }
     }
