@@ -146,10 +146,10 @@ impl Session {
         part: Option<copies::Part>,
     ) -> Result<(), Code> {
         let shared = &self.shared;
-        let context = self.context_of(id);
+        let on = (self.context_of(id), id);
         let issued = shared
             .copies
-            .issued(&shared.driver, context, stream, staging, part);
+            .issued(&shared.driver, on, stream, staging, part);
         calls().busy();
         issued
     }
