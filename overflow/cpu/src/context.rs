@@ -47,10 +47,28 @@ fn setting(name: &str, default: u64) -> u64 {
     text.and_then(|t| t.trim().parse().ok()).unwrap_or(default)
 }
 
+/// How many of the devices `CUDA_VISIBLE_DEVICES` lets a program see: those before the first that is
+/// none. They are all alike, so their order is of no matter.
+fn visible(devices: usize) -> usize {
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => {
+            let numbers = list.split(',').map(|n| n.trim().parse::<usize>());
+            numbers
+                .take_while(|n| n.as_ref().is_ok_and(|n| *n < devices))
+                .count()
+                .min(devices)
+        }
+        Err(_) => devices,
+    }
+}
+
 /// Makes the devices, the first time.
 pub(crate) fn start() -> Res<&'static World> {
+    let devices = visible(setting("GHOST_CPU_DEVICES", 1).min(8) as usize);
+    if devices == 0 {
+        return Err(crate::result::NO_DEVICE);
+    }
     let world = WORLD.get_or_init(|| {
-        let devices = setting("GHOST_CPU_DEVICES", 1).min(8) as usize;
         let bytes = setting("GHOST_CPU_MEMORY", 1 << 30);
         Some(World {
             devices,

@@ -9,6 +9,7 @@ pub(crate) const SUCCESS: CuResult = 0;
 pub(crate) const INVALID_VALUE: CuResult = 1;
 pub(crate) const OUT_OF_MEMORY: CuResult = 2;
 pub(crate) const NOT_INITIALIZED: CuResult = 3;
+pub(crate) const NO_DEVICE: CuResult = 100;
 pub(crate) const INVALID_DEVICE: CuResult = 101;
 pub(crate) const INVALID_IMAGE: CuResult = 200;
 pub(crate) const INVALID_CONTEXT: CuResult = 201;

@@ -494,7 +494,23 @@ entries! {
         fill(at, pitch, value.into(), 1, width, height, LEGACY)
     }
 
+    fn cuMemsetD2D16_v2(at: u64, pitch: usize, value: u16, width: usize, height: usize) {
+        fill(at, pitch, value.into(), 2, width, height, LEGACY)
+    }
+
     fn cuMemsetD2D32_v2(at: u64, pitch: usize, value: u32, width: usize, height: usize) {
         fill(at, pitch, value, 4, width, height, LEGACY)
+    }
+
+    fn cuMemsetD2D8Async(at: u64, pitch: usize, value: u8, width: usize, height: usize, stream: usize) {
+        fill(at, pitch, value.into(), 1, width, height, stream)
+    }
+
+    fn cuMemsetD2D16Async(at: u64, pitch: usize, value: u16, width: usize, height: usize, stream: usize) {
+        fill(at, pitch, value.into(), 2, width, height, stream)
+    }
+
+    fn cuMemsetD2D32Async(at: u64, pitch: usize, value: u32, width: usize, height: usize, stream: usize) {
+        fill(at, pitch, value, 4, width, height, stream)
     }
 }
