@@ -9,6 +9,7 @@ mod guardian;
 mod host;
 mod notify;
 mod overflow;
+mod ptx;
 mod rm;
 mod settings;
 mod sim;
@@ -19,6 +20,7 @@ pub use guardian::{broker_frame, guardian_frame, guardian_journal, guardian_ledg
 pub use host::{cgroup_files, driver_version, proc_stat};
 pub use notify::notify_state;
 pub use overflow::overflow_hello;
+pub use ptx::ptx;
 pub use rm::{card_answer, tenant_call};
 pub use settings::{assignments, container_file, spec, value};
 pub use sim::sim_wire;
@@ -42,6 +44,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("notify_state", notify_state),
     ("overflow_hello", overflow_hello),
     ("proc_stat", proc_stat),
+    ("ptx", ptx),
     ("sim_wire", sim_wire),
     ("spec", spec),
     ("store_log", store_log),

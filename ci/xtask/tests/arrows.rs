@@ -65,6 +65,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "ghost-executor",
             "ghostd",
             "ghostctl",
+            "ghost-cpu-device",
         ],
     ),
 ];
