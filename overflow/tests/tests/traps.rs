@@ -79,6 +79,14 @@ fn threads_wait_for_their_own_work() -> Result<()> {
 }
 
 #[test]
+fn whatever_threads_do_comes_out_as_they_did_it() -> Result<()> {
+    for seed in ["1", "2", "3"] {
+        everywhere("storm", &[seed]).context(seed)?;
+    }
+    Ok(())
+}
+
+#[test]
 fn signals_interrupt_nothing() -> Result<()> {
     everywhere("signals", &[])
 }
