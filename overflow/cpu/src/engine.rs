@@ -2,8 +2,9 @@
 //! another.
 
 use crate::context::Context;
-use crate::result::CuResult;
+use crate::result::{CuResult, LAUNCH_FAILED};
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -264,8 +265,11 @@ impl Engine {
                 Some(Op::Work(work, at_least)) if context.error().is_ok() => {
                     let start = Instant::now();
                     let running = self.running.lock();
-                    if let Err(code) = work() {
-                        context.fail(code);
+                    // The thread serves all streams: it outlives a fault of ours.
+                    match catch_unwind(AssertUnwindSafe(work)) {
+                        Ok(Ok(())) => {}
+                        Ok(Err(code)) => context.fail(code),
+                        Err(_) => context.fail(LAUNCH_FAILED),
                     }
                     drop(running);
                     wait = at_least.saturating_sub(start.elapsed());

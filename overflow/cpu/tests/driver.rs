@@ -3,6 +3,7 @@
 
 mod common;
 use common::*;
+use proptest::prelude::*;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Mutex;
 
@@ -258,4 +259,47 @@ fn entry_points_are_found_by_version() {
         (0, symbol("cuCtxCreate_v4"), 0)
     );
     assert_eq!(resolve(c"", 12080), (500, 0, 1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_changed_kernel_ends_with_a_code(
+        lines in proptest::collection::vec((0..400_usize, 0..400_usize), 1..6),
+        immediate in any::<i64>(),
+        name in prop::sample::select(vec!["vadd", "saxpy", "reduce", "matmul", "histogram", "warpsum", "count"]),
+        args in proptest::collection::vec(prop_oneof![0..4096_u64, any::<u64>()], 4),
+    ) {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(|| set("GHOST_CPU_INSTRUCTIONS", "200000"));
+        assert_eq!(cu!(cuInit(0 => u32)), 0);
+        let mut context = 0_usize;
+        assert_eq!(cu!(cuCtxCreate_v2(&mut context => &mut usize, 0 => u32, 0 => i32)), 0);
+        let memory = alloc(8192);
+        let mut text: Vec<String> = KERNELS.lines().map(str::to_owned).collect();
+        let count = text.len();
+        for (to, from) in lines {
+            // One line's instruction in another's place, or its last number another.
+            let from = text[from % count].clone();
+            let line = &mut text[to % count];
+            if line.starts_with('\t') && from.starts_with('\t') {
+                *line = from.replace(" 16", &format!(" {immediate}"));
+            }
+        }
+        let text = CString::new(text.join("\n")).unwrap();
+        let mut module = 0_usize;
+        let code = cu!(cuModuleLoadData(&mut module => &mut usize, text.as_ptr() => *const i8));
+        if code == 0 {
+            let args: Vec<u64> = (0..).zip(args).map(|(i, a)| if i < 2 { memory + a % 8192 } else { a }).collect();
+            let code = launch(function(module, name), [2, 2], [32, 4], 0, &args);
+            prop_assert!([0, 701].contains(&code), "{code}");
+            let code = cu!(cuCtxSynchronize());
+            // What the engine answers for a panic, 719, would be one of `trap` too, and there is none.
+            prop_assert!([0, 700, 702, 716].contains(&code), "{code}");
+        } else {
+            prop_assert_eq!(code, 218);
+        }
+        assert_eq!(cu!(cuCtxDestroy_v2(context => usize)), 0);
+    }
 }
