@@ -34,9 +34,13 @@ const ARROWS: &[(&str, &[&str])] = &[
             "ghost-policy",
             "ghost-backend",
             "ghost-notify",
+            "ghost-wire",
         ],
     ),
-    ("ghostctl", &["ghost-model", "ghost-notify", "ghost-rm"]),
+    (
+        "ghostctl",
+        &["ghost-model", "ghost-notify", "ghost-rm", "ghost-wire"],
+    ),
     // The stand-in's time is the simulator's.
     (
         "ghost-standin",
