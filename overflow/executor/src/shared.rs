@@ -17,6 +17,8 @@ const PAGE: u64 = 4096;
 const GRAIN: usize = 4;
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`; the other flags say nothing about this memory.
 const FLAGS: u32 = 3;
+/// `CU_POINTER_ATTRIBUTE_IS_MANAGED`: a word of 32 bits.
+const IS_MANAGED: u32 = 8;
 
 #[derive(Debug)]
 struct Region {
@@ -26,8 +28,18 @@ struct Region {
     here: NonNull<u8>,
     /// As client and executor last agreed on it.
     base: Vec<u8>,
-    /// The mapping, of the program's memory; none: managed.
-    mapping: Option<(NonNull<c_void>, usize)>,
+    whose: Whose,
+}
+
+/// Whose memory a region is.
+#[derive(Debug, Clone, Copy)]
+enum Whose {
+    /// The program's, mapped here.
+    Mapped(NonNull<c_void>, usize),
+    /// Managed, allocated for the client.
+    Managed,
+    /// Managed, a module's: it ends with that.
+    Module,
 }
 
 // SAFETY: the memory is used under the lock only (the device's own use aside).
@@ -40,8 +52,8 @@ impl Region {
     }
 
     fn end(self, driver: &Driver) -> Result<(), Code> {
-        match self.mapping {
-            Some((start, len)) => {
+        match self.whose {
+            Whose::Mapped(start, len) => {
                 // SAFETY: registered when it was made.
                 let ended = unsafe { driver.cuMemHostUnregister(start.as_ptr().cast()) };
                 if ended.is_ok() {
@@ -50,7 +62,8 @@ impl Region {
                 }
                 ended
             }
-            None => driver.cuMemFree_v2(self.at),
+            Whose::Managed => driver.cuMemFree_v2(self.at),
+            Whose::Module => Err(INVALID_VALUE),
         }
     }
 }
@@ -105,12 +118,12 @@ impl Shares {
             let here = NonNull::new(at as *mut u8).ok_or(OUT_OF_MEMORY)?;
             // SAFETY: as many bytes, just made.
             unsafe { here.write_bytes(0, len) };
-            let mapping = None;
+            let whose = Whose::Managed;
             self.lock().push(Region {
                 at,
                 here,
                 base,
-                mapping,
+                whose,
             });
             return Ok(at);
         }
@@ -132,15 +145,51 @@ impl Shares {
         }
         // SAFETY: within the mapping.
         let here = unsafe { start.cast::<u8>().add(within as usize) };
-        let mapping = Some((start, whole));
+        let whose = Whose::Mapped(start, whole);
         let at = share.at;
         self.lock().push(Region {
             at,
             here,
             base,
-            mapping,
+            whose,
         });
         Ok(device + within)
+    }
+
+    /// Adds the managed memory in which a module's variable is; where it is, and its bytes. What is
+    /// in it goes to the client with the next change.
+    pub(crate) fn add_variable(&self, driver: &Driver, at: u64) -> Result<(u64, usize), Code> {
+        let (mut start, mut len) = (0, 0);
+        if !is_managed(driver, at) {
+            return Err(INVALID_VALUE);
+        }
+        driver.cuMemGetAddressRange_v2(&mut start, &mut len, at)?;
+        let mut regions = self.lock();
+        if regions.iter().any(|region| region.at == start) {
+            return Ok((start, len));
+        }
+        let mut base = Vec::new();
+        base.try_reserve_exact(len).map_err(|_| OUT_OF_MEMORY)?;
+        base.resize(len, 0);
+        let here = NonNull::new(start as *mut u8).ok_or(OUT_OF_MEMORY)?;
+        let whose = Whose::Module;
+        regions.push(Region {
+            at: start,
+            here,
+            base,
+            whose,
+        });
+        Ok((start, len))
+    }
+
+    /// Ends a module with `end`, and the regions that ended with it.
+    pub(crate) fn end_module<T>(&self, driver: &Driver, end: impl FnOnce() -> T) -> T {
+        let mut regions = self.lock();
+        let ended = end();
+        regions.retain(|region| {
+            !matches!(region.whose, Whose::Module) || is_managed(driver, region.at)
+        });
+        ended
     }
 
     /// Ends the region at `at`.
@@ -190,6 +239,14 @@ impl Shares {
             }
         }
     }
+}
+
+/// Whether the driver has managed memory at `at`.
+fn is_managed(driver: &Driver, at: u64) -> bool {
+    let mut managed = 0;
+    // SAFETY: room for the attribute, a word at most.
+    let asked = unsafe { driver.cuPointerGetAttribute(&raw mut managed, IS_MANAGED, at) };
+    asked.is_ok() && managed != 0
 }
 
 /// Runs of bytes in which two equally long copies differ. What lies between them is left alone: the

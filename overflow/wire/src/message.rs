@@ -354,6 +354,12 @@ messages! {
         /// `CU_MEM_ATTACH_*` of managed memory, `CU_MEMHOSTREGISTER_*` of the program's.
         flags: u32,
     }
+    /// From now on both sides see the managed memory in which the variable at `at` is. Waited for:
+    /// words, its address and its bytes. It ends with the module or library of the variable.
+    ShareVariable = 0xf043 {
+        /// Where the variable is.
+        at: u64,
+    }
     /// Ends it.
     Unshare = 0xf041 {
         /// As it was given.

@@ -510,7 +510,7 @@ cuLibraryEnumerateKernels "cuLibraryEnumerateKernels" 12040 plain local;
 cuKernelGetFunction "cuKernelGetFunction" 12000 plain local;
 cuKernelGetLibrary "cuKernelGetLibrary" 12050 plain local;
 cuLibraryGetGlobal "cuLibraryGetGlobal" 12000 plain hand_waited (dptr: MaybeOut<u64>, bytes: MaybeOut<u64>, library: H<Library>, name: Text);
-cuLibraryGetManaged "cuLibraryGetManaged" 12000 plain refused;
+cuLibraryGetManaged "cuLibraryGetManaged" 12000 plain hand_waited (dptr: MaybeOut<u64>, bytes: MaybeOut<u64>, library: H<Library>, name: Text);
 cuKernelGetAttribute "cuKernelGetAttribute" 12000 plain hand_waited (value: Out<i32>, attribute: u32, kernel: H<Kernel>, dev: i32);
 cuKernelSetAttribute "cuKernelSetAttribute" 12000 plain hand_waited (attribute: u32, val: i32, kernel: H<Kernel>, dev: i32);
 cuKernelSetCacheConfig "cuKernelSetCacheConfig" 12000 plain posted (kernel: H<Kernel>, config: u32, dev: i32);

@@ -156,6 +156,11 @@ impl Session {
                 let at = self.shared.shares.add(&self.shared.driver, &share)?;
                 Ok(Done::Answer(words(&[at])))
             }
+            ShareVariable::OP => {
+                let ShareVariable { at } = read(body)?;
+                let (start, len) = self.shared.shares.add_variable(&self.shared.driver, at)?;
+                Ok(Done::Answer(words(&[start, len as u64])))
+            }
             Unshare::OP => {
                 let Unshare { at } = read(body)?;
                 self.shared.shares.remove(&self.shared.driver, at)?;

@@ -255,7 +255,9 @@ impl Session {
         image.named.iter().for_each(|id| self.handles.remove(*id));
         // A module may have gone with its context.
         alive?;
-        self.end_image(library, image.raw)?;
+        let shared = &self.shared;
+        let end = || self.end_image(library, image.raw);
+        shared.shares.end_module(&shared.driver, end)?;
         DONE
     }
 

@@ -268,6 +268,15 @@ impl Client {
         }
     }
 
+    /// Waits until the function of this token is due; what comes before is kept.
+    pub(crate) fn due(&mut self, token: u64) {
+        let is_due = |reply: &Reply| reply.kind == ReplyKind::Callback && reply.seq == token;
+        while !self.others.iter().any(|(reply, _)| is_due(reply)) {
+            let next = self.reply();
+            self.others.push(next);
+        }
+    }
+
     /// The text with which the session ends.
     pub(crate) fn bye(&mut self) -> String {
         loop {

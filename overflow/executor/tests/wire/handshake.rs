@@ -49,8 +49,9 @@ fn garbage_harms_nobody() {
         b"",
     ] {
         let mut stream = TcpStream::connect(executor.address).unwrap();
-        stream.write_all(garbage).unwrap();
-        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        // It may have hung up already.
+        let _ = stream.write_all(garbage);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut answer = vec![];
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty() || answer.windows(5).any(|w| w == b"Ghost"));

@@ -126,7 +126,7 @@ pub(super) fn window(at: u64) -> Result<u64, Code> {
         return Ok(range.window + (at - range.start));
     }
     let window = shared::ask(range.start, range.len, flags)?;
-    reserve::prefer(window, range.len);
+    reserve::at(window, range.len);
     shared::begin(range.start, range.len as usize);
     map::write(|map| {
         let host = range.start;

@@ -102,10 +102,9 @@ pub(super) fn unback(at: u64, len: u64) {
     }
 }
 
-/// Keeps the addresses of a variable or a window free where that is possible: they were not for the
-/// asking.
-pub(super) fn prefer(at: u64, len: u64) {
-    reserve(at, len);
+/// Keeps these addresses free, which were not for the asking; whether that is possible.
+pub(super) fn at(at: u64, len: u64) -> bool {
+    reserve(at, len)
 }
 
 /// Asks the far side for a block (`ask` answers where it is and how long) until the addresses are
