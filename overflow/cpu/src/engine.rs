@@ -87,6 +87,15 @@ static ENGINE: LazyLock<&'static Engine> = LazyLock::new(|| {
         running: Mutex::default(),
     }));
     let (send, calls) = mpsc::channel::<(u64, CuResult, Call)>();
+    // The threads get no signal of the program's: they begin with all blocked.
+    // SAFETY: a set of no signals is all zeroes.
+    let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: both sets are this function's own.
+    unsafe {
+        let mut all = before;
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
     std::thread::spawn(move || {
         for (stream, status, call) in calls {
             IN_CALLBACK.set(true);
@@ -95,6 +104,8 @@ static ENGINE: LazyLock<&'static Engine> = LazyLock::new(|| {
         }
     });
     std::thread::spawn(move || engine.work(&send));
+    // SAFETY: the set that was in force before.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
     engine
 });
 
