@@ -70,8 +70,7 @@ pub(crate) unsafe extern "C" fn cuGetExportTable(to: *mut *const usize, id: *con
         });
         return NOT_FOUND;
     }
-    let handed_on = HANDED_ON.iter().any(|known| id.starts_with(known));
-    let Some(table) = table(&id).filter(|_| handed_on) else {
+    let Some(table) = table(&id).filter(|_| is_handed_on(&id)) else {
         return NOT_FOUND;
     };
     let table = if id.starts_with(&STORAGE) {
@@ -85,6 +84,10 @@ pub(crate) unsafe extern "C" fn cuGetExportTable(to: *mut *const usize, id: *con
     // SAFETY: not null, and the program's own.
     unsafe { to.write(table) };
     SUCCESS
+}
+
+fn is_handed_on(id: &Uuid) -> bool {
+    HANDED_ON.iter().any(|known| id.starts_with(known))
 }
 
 /// The genuine driver's table of this name.
@@ -197,4 +200,21 @@ unsafe extern "C" fn get(to: *mut *mut c_void, context: u64, key: *mut c_void) -
     GENUINE.get().map_or(NOT_FOUND, |genuine| unsafe {
         (genuine.get)(to, or_current(context), key)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_that_takes_other_handles_than_contexts_is_not_handed_on() {
+        let id = |beginning: [u8; 4]| {
+            let mut id = [0; 16];
+            id[..4].copy_from_slice(&beginning);
+            id
+        };
+        assert!(is_handed_on(&RUNTIME) && is_handed_on(&id(STORAGE)));
+        assert!(!is_handed_on(&id([0x6e, 0x16, 0x3f, 0xbe])));
+        assert!(!is_handed_on(&[0; 16]));
+    }
 }
