@@ -293,13 +293,24 @@ impl Context {
     }
 }
 
+/// `CU_MEM_ATTACH_GLOBAL`.
+const ATTACH_GLOBAL: u32 = 1;
+
 /// Loads a program into a context: its variables get addresses and their first values.
 pub(crate) fn load(context: &Context, program: Arc<Program>) -> Res<Arc<Module>> {
     let handle = new_handle();
     let mut memory = lock(&world()?.memory);
     let mut globals = Vec::new();
     for var in &program.vars {
-        match memory.alloc(context.device, context.handle, var.size.max(1) as u64) {
+        let size = var.size.max(1);
+        let placed = if var.managed {
+            memory
+                .alloc_host(context.device, context.handle, size, true, ATTACH_GLOBAL)
+                .map(|at| at as u64)
+        } else {
+            memory.alloc(context.device, context.handle, size as u64)
+        };
+        match placed {
             Ok(at) => globals.push(at),
             Err(code) => {
                 for at in globals {
@@ -360,9 +371,12 @@ pub(crate) fn unload(module: usize) -> Res<()> {
         // Its context may be gone, and it with it.
         let _ = FUNCTIONS.take(*function);
     }
-    let mut memory = lock(&world()?.memory);
-    for at in module.globals.iter() {
-        memory.remove(*at);
-    }
+    let world = world()?;
+    engine().still(|| {
+        let mut memory = lock(&world.memory);
+        for at in module.globals.iter() {
+            memory.remove(*at);
+        }
+    });
     Ok(())
 }

@@ -11,6 +11,8 @@ use std::sync::Arc;
 /// Alignment of what is allocated, in bytes.
 pub(crate) const ALIGN: u64 = 256;
 const PAGE: usize = 4096;
+/// Where the first managed memory is put: beyond the regions of all devices.
+const MANAGED: usize = 0x3000_0000_0000;
 
 /// What an allocation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +81,8 @@ pub(crate) struct Memory {
     regions: Vec<Region>,
     live: BTreeMap<u64, Alloc>,
     next_id: u64,
+    /// Where managed memory would be put next.
+    managed: usize,
 }
 
 fn map(hint: usize, size: usize, protection: i32) -> Option<usize> {
@@ -107,6 +111,7 @@ impl Memory {
             regions: (0..devices).map(region).collect::<Option<_>>()?,
             live: BTreeMap::new(),
             next_id: 1,
+            managed: MANAGED,
         })
     }
 
@@ -170,7 +175,12 @@ impl Memory {
         if size == 0 {
             return Err(INVALID_VALUE);
         }
-        let host = map(0, size, libc::PROT_READ | libc::PROT_WRITE).ok_or(OUT_OF_MEMORY)?;
+        // Managed memory lies apart, too: a program elsewhere has it at the same address.
+        let hint = if managed { self.managed } else { 0 };
+        let host = map(hint, size, libc::PROT_READ | libc::PROT_WRITE).ok_or(OUT_OF_MEMORY)?;
+        if managed {
+            self.managed = hint.saturating_add(size.saturating_add(PAGE) & !(PAGE - 1));
+        }
         self.insert(Alloc {
             start: host as u64,
             size: size as u64,

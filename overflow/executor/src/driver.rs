@@ -295,6 +295,7 @@ calls! {
     #[pointers] fn cuPointerGetAttribute(value: *mut u32, attribute: u32, at: u64);
     #[pointers] fn cuModuleLoadDataEx(module: &mut u64, image: *const u8, count: u32, options: *const u32, values: *mut u64);
     fn cuModuleUnload(module: u64);
+    #[pointers] fn cuModuleGetGlobal_v2(at: &mut u64, len: &mut usize, module: u64, name: *const c_char);
     fn cuModuleGetFunctionCount(count: &mut u32, module: u64);
     #[pointers] fn cuModuleEnumerateFunctions(functions: *mut u64, count: u32, module: u64);
     fn cuFuncGetName(name: &mut *const c_char, function: u64);
@@ -302,6 +303,8 @@ calls! {
     #[pointers] fn cuLibraryLoadData(library: &mut u64, image: *const u8, options: *const u32, values: *mut u64, count: u32, more: *const u32, more_values: *const u64, more_count: u32);
     fn cuLibraryUnload(library: u64);
     fn cuLibraryGetModule(module: &mut u64, library: u64);
+    #[pointers] fn cuLibraryGetGlobal(at: &mut u64, len: &mut usize, library: u64, name: *const c_char);
+    #[pointers] fn cuLibraryGetManaged(at: &mut u64, len: &mut usize, library: u64, name: *const c_char);
     fn cuLibraryGetKernelCount(count: &mut u32, library: u64);
     #[pointers] fn cuLibraryEnumerateKernels(kernels: *mut u64, count: u32, library: u64);
     fn cuKernelGetFunction(function: &mut u64, kernel: u64);

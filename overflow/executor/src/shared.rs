@@ -157,16 +157,20 @@ impl Shares {
     }
 
     /// Adds the managed memory in which a module's variable is; where it is, and its bytes. What is
-    /// in it goes to the client with the next change.
-    pub(crate) fn add_variable(&self, driver: &Driver, at: u64) -> Result<(u64, usize), Code> {
+    /// in it goes to the client with the next change. None where the variable is not managed.
+    pub(crate) fn add_variable(
+        &self,
+        driver: &Driver,
+        at: u64,
+    ) -> Result<Option<(u64, usize)>, Code> {
         let (mut start, mut len) = (0, 0);
         if !is_managed(driver, at) {
-            return Err(INVALID_VALUE);
+            return Ok(None);
         }
         driver.cuMemGetAddressRange_v2(&mut start, &mut len, at)?;
         let mut regions = self.lock();
         if regions.iter().any(|region| region.at == start) {
-            return Ok((start, len));
+            return Ok(Some((start, len)));
         }
         let mut base = Vec::new();
         base.try_reserve_exact(len).map_err(|_| OUT_OF_MEMORY)?;
@@ -179,15 +183,15 @@ impl Shares {
             base,
             whose,
         });
-        Ok((start, len))
+        Ok(Some((start, len)))
     }
 
-    /// Ends a module with `end`, and the regions that ended with it.
-    pub(crate) fn end_module<T>(&self, driver: &Driver, end: impl FnOnce() -> T) -> T {
+    /// Ends a module or a context with `end`, and the regions that ended with it.
+    pub(crate) fn ended_by<T>(&self, driver: &Driver, end: impl FnOnce() -> T) -> T {
         let mut regions = self.lock();
         let ended = end();
         regions.retain(|region| {
-            !matches!(region.whose, Whose::Module) || is_managed(driver, region.at)
+            matches!(region.whose, Whose::Mapped(..)) || is_managed(driver, region.at)
         });
         ended
     }

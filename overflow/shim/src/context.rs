@@ -128,15 +128,37 @@ fn with_primary<R>(
     with(context.ok_or(INVALID_DEVICE)?)
 }
 
-/// Asks the executor for something of a primary context.
-fn ask_primary(what: u32, context: &Context) -> Result<(), Code> {
-    let message = Primary {
+fn primary_message(what: u32, context: &Context) -> Primary {
+    Primary {
         what,
         device: context.current.device.cast_unsigned(),
         context: context.current.wire,
         flags: context.flags,
-    };
+    }
+}
+
+/// Asks the executor for something of a primary context.
+fn ask_primary(what: u32, context: &Context) -> Result<(), Code> {
+    let message = primary_message(what, context);
     link()?.wait(Primary::OP, |to| message.put(to), |_| Ok(()))
+}
+
+/// Names a primary context to the executor, which retains it when a command needs it.
+fn name_primary(context: &Context) -> Result<(), Code> {
+    let message = primary_message(primary::NAME, context);
+    match link()?.post(Primary::OP, |to| message.put(to)) {
+        SUCCESS => Ok(()),
+        code => Err(code),
+    }
+}
+
+/// The context of this handle, which is to be current.
+fn find_to_use(handle: u64) -> Result<Current, Code> {
+    let context = find(handle)?;
+    if context.primary && context.uses == 0 {
+        name_primary(&context)?;
+    }
+    Ok(context.current)
 }
 
 pub(crate) unsafe extern "C" fn cuDevicePrimaryCtxRetain(to: *mut u64, device: i32) -> Code {
@@ -182,11 +204,10 @@ pub(crate) unsafe extern "C" fn cuDevicePrimaryCtxReset(device: i32) -> Code {
     let reset = || {
         link()?;
         with_primary(device, |context| {
-            if std::mem::take(&mut context.uses) > 0 {
-                context.end();
-                ask_primary(primary::RESET, context)?;
-            }
-            Ok(())
+            // A command may have retained it there.
+            context.uses = 0;
+            context.end();
+            ask_primary(primary::RESET, context)
         })
     };
     answer(reset())
@@ -202,7 +223,7 @@ pub(crate) unsafe extern "C" fn cuDevicePrimaryCtxSetFlags(device: i32, flags: u
         link()?;
         with_primary(device, |context| {
             context.flags = flags;
-            Ok(())
+            name_primary(context)
         })
     };
     answer(set())
@@ -338,7 +359,7 @@ pub(crate) unsafe extern "C" fn cuCtxDestroy_v2(handle: u64) -> Code {
 pub(crate) unsafe extern "C" fn cuCtxPushCurrent(handle: u64) -> Code {
     let pushed = || {
         link()?;
-        thread::push(find(handle)?.current);
+        thread::push(find_to_use(handle)?);
         Ok(())
     };
     answer(pushed())
@@ -372,7 +393,7 @@ pub(crate) unsafe extern "C" fn cuCtxSetCurrent(handle: u64) -> Code {
         link()?;
         let context = match handle {
             0 => None,
-            _ => Some(find(handle)?.current),
+            _ => Some(find_to_use(handle)?),
         };
         thread::set(context);
         Ok(())

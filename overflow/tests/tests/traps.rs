@@ -68,6 +68,16 @@ fn memory_that_only_the_program_writes_stays_as_it_is() -> Result<()> {
     everywhere("pinned", &[])
 }
 
+/// Elsewhere only: a driver destroys a primary context that is released.
+#[test]
+fn a_context_that_is_only_named_is_retained_when_it_is_needed() -> Result<()> {
+    at_each(|stage, _, ticket| {
+        let said = stage.run(Place::There(ticket), &program("named"), &[])?;
+        assert_eq!(said.right()?.out, "named: active when retained\n");
+        Ok(())
+    })
+}
+
 #[test]
 fn callbacks_keep_the_order_of_their_stream() -> Result<()> {
     everywhere("callbacks", &[])

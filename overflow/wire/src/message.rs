@@ -201,6 +201,8 @@ pub mod primary {
     pub const RELEASE: u32 = 2;
     /// Destroy what is in it.
     pub const RESET: u32 = 3;
+    /// The id stands for it from now on; a command that is in it retains it.
+    pub const NAME: u32 = 4;
 }
 
 messages! {
@@ -209,7 +211,7 @@ messages! {
         /// The context.
         context: u64,
     }
-    /// A device's primary context. Waited for: no body.
+    /// A device's primary context. Waited for, but for [`primary::NAME`]: no body.
     Primary = 0xf001 {
         /// One of [`primary`].
         what: u32,
@@ -354,11 +356,16 @@ messages! {
         /// `CU_MEM_ATTACH_*` of managed memory, `CU_MEMHOSTREGISTER_*` of the program's.
         flags: u32,
     }
-    /// From now on both sides see the managed memory in which the variable at `at` is. Waited for:
-    /// words, its address and its bytes. It ends with the module or library of the variable.
-    ShareVariable = 0xf043 {
-        /// Where the variable is.
-        at: u64,
+    /// Finds a variable. Waited for: words, its address and its bytes, then address and bytes of
+    /// the managed memory that it is in, or zeroes. That both sides see from now on, until the
+    /// module or library ends.
+    Variable<'a> = 0xf043 {
+        /// The module or library.
+        of: u64,
+        /// Its name.
+        name: &'a [u8],
+        /// Whether it is asked for as a managed one of a library.
+        managed: bool,
     }
     /// Ends it.
     Unshare = 0xf041 {

@@ -6,7 +6,10 @@ use crate::context::{
     FUNCTIONS, Function, KERNELS, LIBRARIES, Library, LibraryKernel, MODULES, Module, Res, current,
     load, lock, new_handle, unload, world,
 };
-use crate::ptx::{self, Kernel, Module as Program, code::Param};
+use crate::ptx::{
+    self, Kernel, Module as Program,
+    code::{Param, Var},
+};
 use crate::result::{
     FILE_NOT_FOUND, INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, INVALID_VALUE, NO_BINARY_FOR_GPU,
     NOT_FOUND, NOT_SUPPORTED,
@@ -339,6 +342,14 @@ entries! {
 
     fn cuLibraryGetGlobal(at: Out<u64>, size: Out<usize>, library: usize, name: Text) {
         global(&*module_of(library)?, at, size, name)
+    }
+
+    fn cuLibraryGetManaged(at: Out<u64>, size: Out<usize>, library: usize, name: Text) {
+        let module = module_of(library)?;
+        let named = name.read()?;
+        let managed = |v: &&Var| v.name == named && v.managed;
+        module.program.vars.iter().find(managed).ok_or(NOT_FOUND)?;
+        global(&module, at, size, name)
     }
 
     fn cuLibraryGetModule(out: Out<usize>, library: usize) {

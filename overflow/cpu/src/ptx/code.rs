@@ -363,6 +363,8 @@ impl Kernel {
 #[derive(Debug)]
 pub(crate) struct Var {
     pub(crate) name: String,
+    /// Whether the host reaches it too.
+    pub(crate) managed: bool,
     pub(crate) size: usize,
     /// May be shorter than `size`: the rest is zero.
     pub(crate) init: Vec<u8>,

@@ -186,6 +186,13 @@ impl<'a> Parser<'a> {
             let word = self.word()?;
             match word {
                 ".align" => align = Some(self.int()?),
+                ".attribute" => {
+                    self.expect(b'(', "(")?;
+                    match self.word()? {
+                        ".managed" => self.expect(b')', ")")?,
+                        other => return Err(self.unsupported(other)),
+                    }
+                }
                 ".ptr" | ".global" | ".shared" | ".const" | ".local" => {}
                 ".v2" => vector = 2,
                 ".v4" => vector = 4,
@@ -227,8 +234,10 @@ impl<'a> Parser<'a> {
             _ => None,
         });
         let element = element.unwrap_or(Ty::PRED);
+        let managed = words.iter().any(|t| t.tok == Tok::Word(".managed"));
         let mut var = Var {
             name: name.clone(),
+            managed,
             size: usize::try_from(size).unwrap_or(usize::MAX),
             init: Vec::new(),
             relocations: Vec::new(),

@@ -1,6 +1,7 @@
 //! Commands, carried out one after the other. Nothing here waits for the device.
 
 use super::Shared;
+use super::contexts::PrimaryContext;
 use super::incoming::{Part, Queue, split};
 use super::loads::Image;
 use crate::dispatch;
@@ -64,8 +65,8 @@ pub(super) struct Session {
     pub(super) named: u64,
     /// The driver's handle of it; 0 while there is none.
     pub(super) context: u64,
-    /// Uses of each device's primary context.
-    pub(super) primaries: HashMap<i32, u32>,
+    /// Each device's primary context.
+    pub(super) primaries: HashMap<i32, PrimaryContext>,
     /// Captures that have begun and not ended.
     captures: usize,
 }
@@ -131,6 +132,13 @@ impl Session {
     }
 
     fn carry_out(&mut self, now: Now, body: &[u8]) -> Result<Done, Fault> {
+        let of_contexts = matches!(
+            now.op,
+            Use::OP | Primary::OP | CreateContext::OP | DestroyContext::OP | CallbackDone::OP
+        );
+        if self.context == 0 && self.named != 0 && !of_contexts {
+            self.retain_named();
+        }
         if now.op < message::FIRST {
             return self.row(now.op, body);
         }
@@ -156,11 +164,7 @@ impl Session {
                 let at = self.shared.shares.add(&self.shared.driver, &share)?;
                 Ok(Done::Answer(words(&[at])))
             }
-            ShareVariable::OP => {
-                let ShareVariable { at } = read(body)?;
-                let (start, len) = self.shared.shares.add_variable(&self.shared.driver, at)?;
-                Ok(Done::Answer(words(&[start, len as u64])))
-            }
+            Variable::OP => self.variable(&read(body)?),
             Unshare::OP => {
                 let Unshare { at } = read(body)?;
                 self.shared.shares.remove(&self.shared.driver, at)?;

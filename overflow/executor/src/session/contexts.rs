@@ -1,20 +1,36 @@
 //! Contexts: primary ones, those that a program makes, and which one is current.
 
 use super::commands::{DONE, Done, Session, range};
+use crate::driver::Driver;
 use crate::kinds::Fault;
 use ghost_wire::Object;
 use ghost_wire::message::{CreateContext, DestroyContext, Primary, primary};
-use ghost_wire::result::{INVALID_CONTEXT, INVALID_DEVICE};
+use ghost_wire::result::{Code, INVALID_CONTEXT, INVALID_DEVICE};
 use std::sync::Arc;
+
+/// A device's primary context.
+#[derive(Debug, Default)]
+pub(super) struct PrimaryContext {
+    /// Its id.
+    context: u64,
+    /// Those that it is to be made with.
+    flags: u32,
+    /// Whether it is retained: once, for the client or for a command of it that needs it.
+    retained: bool,
+}
 
 impl Session {
     /// The commands that follow are in context `id`. One that does not exist yet may be retained
     /// under this id later.
     pub(super) fn use_context(&mut self, id: u64) -> Result<Done, Fault> {
+        self.name_context(id)?;
+        DONE
+    }
+
+    fn name_context(&mut self, id: u64) -> Result<(), Code> {
         self.named = id;
         self.context = self.handles.get(Object::Context, id).unwrap_or(0);
-        self.shared.driver.cuCtxSetCurrent(self.context)?;
-        DONE
+        self.shared.driver.cuCtxSetCurrent(self.context)
     }
 
     /// As before: what was done may have changed which context is current.
@@ -22,52 +38,82 @@ impl Session {
         self.use_context(self.named)
     }
 
-    fn end_context(&mut self, raw: u64) {
-        let shared = &self.shared;
-        shared.copies.end_context(&shared.driver, &shared.link, raw);
+    /// Ends the context `raw` with `end`, and what is kept of it here.
+    fn end_context(
+        &mut self,
+        raw: u64,
+        end: impl FnOnce(&Driver) -> Result<(), Code>,
+    ) -> Result<(), Code> {
+        let shared = Arc::clone(&self.shared);
+        let driver = &shared.driver;
+        shared.copies.end_context(driver, &shared.link, raw);
+        let ended = shared.shares.ended_by(driver, || end(driver));
+        self.handles.remove_context(raw);
+        ended
+    }
+
+    /// Retains the primary context of `device`, if it was not.
+    fn retain(&mut self, device: i32) -> Result<(), Code> {
+        let primary = self.primaries.get_mut(&device).ok_or(INVALID_DEVICE)?;
+        if primary.retained {
+            return Ok(());
+        }
+        let driver = &self.shared.driver;
+        if primary.flags != 0 {
+            // Refused while it is active: then it keeps those that it has.
+            let _ = driver.cuDevicePrimaryCtxSetFlags_v2(device, primary.flags);
+        }
+        let mut raw = 0;
+        driver.cuDevicePrimaryCtxRetain(&mut raw, device)?;
+        primary.retained = true;
+        self.handles
+            .insert(Object::Context, primary.context, raw, 0)
+    }
+
+    /// A command is in the context that was named. If that is a primary one that nobody has
+    /// retained yet, it is retained now: the CUDA runtime loads libraries before it retains the
+    /// context that it has made current. A failure is that of the command, which has no context.
+    pub(super) fn retain_named(&mut self) {
+        let mut all = self.primaries.iter();
+        let Some((&device, _)) = all.find(|(_, primary)| primary.context == self.named) else {
+            return;
+        };
+        if let Err(code) = self
+            .retain(device)
+            .and_then(|()| self.name_context(self.named))
+        {
+            eprintln!(
+                "ghost-executor: the primary context of device {device} can't be retained: the \
+                 driver answered {code}"
+            );
+        }
     }
 
     pub(super) fn primary(&mut self, message: Primary) -> Result<Done, Fault> {
-        let driver = &Arc::clone(&self.shared).driver;
         let device = i32::try_from(message.device).map_err(|_| INVALID_DEVICE)?;
-        let uses = self.primaries.get(&device).copied().unwrap_or(0);
+        let primary = self.primaries.entry(device).or_default();
+        primary.context = message.context;
+        primary.flags = message.flags;
+        let retained = primary.retained;
         match message.what {
-            primary::RETAIN => {
-                if message.flags != 0 {
-                    // Refused while it is active: then it keeps those that it has.
-                    let _ = driver.cuDevicePrimaryCtxSetFlags_v2(device, message.flags);
-                }
-                let mut raw = 0;
-                driver.cuDevicePrimaryCtxRetain(&mut raw, device)?;
-                self.primaries.insert(device, uses + 1);
-                self.handles
-                    .insert(Object::Context, message.context, raw, 0)?;
-            }
+            primary::NAME => return DONE,
+            primary::RETAIN => self.retain(device)?,
+            primary::RELEASE if !retained => return Err(INVALID_CONTEXT.into()),
             primary::RELEASE => {
-                let left = uses.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+                primary.retained = false;
                 let raw = self.handles.get(Object::Context, message.context)?;
-                if left == 0 {
-                    self.end_context(raw);
-                }
-                driver.cuDevicePrimaryCtxRelease_v2(device)?;
-                self.primaries.insert(device, left);
-                if left == 0 {
-                    self.handles.remove_context(raw);
-                }
+                self.end_context(raw, |driver| driver.cuDevicePrimaryCtxRelease_v2(device))?;
             }
+            primary::RESET if !retained => return DONE,
             primary::RESET => {
-                let raw = self.handles.get(Object::Context, message.context);
-                if let Ok(raw) = raw {
-                    self.end_context(raw);
-                }
-                driver.cuDevicePrimaryCtxReset_v2(device)?;
-                if let Ok(raw) = raw {
-                    self.handles.remove_context(raw);
-                    let kept = self
-                        .handles
-                        .insert(Object::Context, message.context, raw, 0);
-                    kept?;
-                }
+                primary.retained = false;
+                let raw = self.handles.get(Object::Context, message.context)?;
+                self.end_context(raw, |driver| {
+                    driver.cuDevicePrimaryCtxReset_v2(device)?;
+                    // The client counts anew from here.
+                    let _ = driver.cuDevicePrimaryCtxRelease_v2(device);
+                    Ok(())
+                })?;
             }
             other => return Err(range("what to do with a primary context", other)),
         }
@@ -92,9 +138,7 @@ impl Session {
         if raw == 0 {
             return Err(INVALID_CONTEXT.into());
         }
-        self.end_context(raw);
-        let ended = self.shared.driver.cuCtxDestroy_v2(raw);
-        self.handles.remove_context(raw);
+        let ended = self.end_context(raw, |driver| driver.cuCtxDestroy_v2(raw));
         self.use_again()?;
         ended?;
         DONE

@@ -1,15 +1,15 @@
 //! Modules and libraries: loading them, and what is in them.
 
-use super::commands::{DONE, Done, Now, Session, range};
+use super::commands::{DONE, Done, Now, Session, range, words};
 use crate::driver::Driver;
 use crate::handles::Params;
 use crate::images::{Hash, LARGEST};
 use crate::kinds::Fault;
 use ghost_wire::hello::{self, Function, Loaded};
-use ghost_wire::message::{Load, Name, Resolve, Unload};
+use ghost_wire::message::{Load, Name, Resolve, Unload, Variable};
 use ghost_wire::result::{Code, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, OUT_OF_MEMORY};
 use ghost_wire::{Decoder, Id, Object};
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::ptr::null;
 use std::sync::Arc;
 
@@ -257,7 +257,7 @@ impl Session {
         alive?;
         let shared = &self.shared;
         let end = || self.end_image(library, image.raw);
-        shared.shares.end_module(&shared.driver, end)?;
+        shared.shares.ended_by(&shared.driver, end)?;
         DONE
     }
 
@@ -278,6 +278,34 @@ impl Session {
         self.handles
             .insert_function(object, message.id, raw, owner, Some(params))?;
         DONE
+    }
+
+    pub(super) fn variable(&mut self, message: &Variable<'_>) -> Result<Done, Fault> {
+        let shared = &self.shared;
+        let driver = &shared.driver;
+        let name = CString::new(message.name).map_err(|_| INVALID_VALUE)?;
+        let name = name.as_ptr();
+        let object = Id::from_raw(message.of).and_then(Id::object);
+        let object = object.ok_or(INVALID_HANDLE)?;
+        let of = self.handles.get(object, message.of)?;
+        let (mut at, mut len) = (0, 0);
+        // SAFETY: a text that ends, for the call.
+        unsafe {
+            match (object, message.managed) {
+                (Object::Module, false) => {
+                    driver.cuModuleGetGlobal_v2(&mut at, &mut len, of, name)?;
+                }
+                (Object::Library, false) => {
+                    driver.cuLibraryGetGlobal(&mut at, &mut len, of, name)?;
+                }
+                (Object::Library, true) => {
+                    driver.cuLibraryGetManaged(&mut at, &mut len, of, name)?;
+                }
+                _ => return Err(INVALID_HANDLE.into()),
+            }
+        }
+        let (start, whole) = shared.shares.add_variable(driver, at)?.unwrap_or((0, 0));
+        Ok(Done::Answer(words(&[at, len as u64, start, whole as u64])))
     }
 
     pub(super) fn resolve(&mut self, message: Resolve) -> Result<Done, Fault> {

@@ -6,9 +6,9 @@ use super::merge;
 use crate::link::Link;
 use crate::session::link;
 use crate::work::callbacks_done;
-use ghost_wire::message::{Field, Message, Share, ShareVariable, Unshare, WriteShared};
+use ghost_wire::CHUNK;
+use ghost_wire::message::{Field, Message, Share, Unshare, WriteShared};
 use ghost_wire::result::Code;
-use ghost_wire::{CHUNK, Decoder};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -49,14 +49,6 @@ fn shared() -> MutexGuard<'static, Vec<Shared>> {
 pub(super) fn ask(at: u64, len: u64, flags: u32) -> Result<u64, Code> {
     let message = Share { at, len, flags };
     link()?.wait(Share::OP, |to| message.put(to), |from| from.word())
-}
-
-/// Asks the executor to share the managed memory in which the variable at `at` is; its address and
-/// bytes.
-pub(super) fn ask_variable(at: u64) -> Result<(u64, u64), Code> {
-    let message = ShareVariable { at };
-    let found = |from: &mut Decoder<'_>| Ok((from.word()?, from.word()?));
-    link()?.wait(ShareVariable::OP, |to| message.put(to), found)
 }
 
 /// Asks the executor to end it.

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A primary context that is current and that nobody has retained, as the CUDA runtime has it when
+ * it loads its first library: work in it is done all the same, and its state stays what the
+ * program made it.
+ */
+#include "../check.h"
+
+static int active(void)
+{
+	unsigned int flags;
+	int active;
+
+	CHECK(cuDevicePrimaryCtxGetState(0, &flags, &active));
+	return active;
+}
+
+static void work(void)
+{
+	CUlibrary library;
+	CUdeviceptr tally;
+	size_t bytes;
+
+	CHECK(cuLibraryLoadData(&library, kernels, NULL, NULL, 0, NULL, NULL, 0));
+	CHECK(cuLibraryGetManaged(&tally, &bytes, library, "tally"));
+	WANT(((unsigned int *)tally)[0] == 0);
+	CHECK(cuLibraryUnload(library));
+}
+
+int main(void)
+{
+	CUcontext context, same;
+	CUdeviceptr at;
+
+	/* The handle, and not more. */
+	context = start();
+	CHECK(cuDevicePrimaryCtxRelease(0));
+	CHECK(cuCtxSetCurrent(context));
+	WANT(!active());
+	work();
+	WANT(!active());
+	at = words(256, 3);
+
+	/* Retained in earnest it is the same, with what is in it. */
+	CHECK(cuDevicePrimaryCtxRetain(&same, 0));
+	WANT(same == context && active());
+	CHECK(cuMemFree(at));
+	work();
+	CHECK(cuDevicePrimaryCtxRelease(0));
+	WANT(!active());
+	work();
+	CHECK(cuDevicePrimaryCtxReset(0));
+	WANT(!active());
+	work();
+	printf("named: active when retained\n");
+	return 0;
+}
