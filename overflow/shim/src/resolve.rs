@@ -1,6 +1,7 @@
 //! `cuGetProcAddress`: by name, version of the caller and flags.
 
 use crate::exports::trampoline;
+use crate::session;
 use ghost_wire::Variant;
 use ghost_wire::api::{find, known};
 use ghost_wire::result::{Code, INVALID_VALUE, NOT_FOUND, SUCCESS};
@@ -39,10 +40,12 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
     // SAFETY: not null, and a text that ends.
     let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default();
     let version = u32::try_from(version).unwrap_or(0);
-    let found = resolve(name, version, flags & PER_THREAD != 0);
+    // What the far driver or this host's is too old for is not there.
+    let newest = session::version();
+    let found = resolve(name, version.min(newest), flags & PER_THREAD != 0);
     let (address, how) = match found {
         Some(address) => (address, FOUND),
-        None if known(name) => (null(), NO_VERSION),
+        None if known(name, newest) => (null(), NO_VERSION),
         None => (null(), NO_SYMBOL),
     };
     // SAFETY: not null, and the program's own.

@@ -94,6 +94,13 @@ pub(crate) fn init(flags: u32) -> Result<(), Code> {
     Ok(())
 }
 
+/// The version of CUDA whose entry points may be used: what `cuDriverGetVersion` says, or all that
+/// are known where nothing computes elsewhere or the session can't be opened.
+pub(crate) fn version() -> u32 {
+    let session = TICKET.get().and_then(|_| open().ok());
+    session.map_or(KNOWN, |session| session.version)
+}
+
 /// The session as `cuInit` left it.
 ///
 /// # Errors

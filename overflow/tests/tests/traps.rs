@@ -3,8 +3,9 @@
 
 use anyhow::{Context, Result};
 use ghost_overflow_tests::{Executor, Inject, Place, Said, Stage, Ticket, program};
-use ghost_wire::api::{Class, ENTRIES, KNOWN};
+use ghost_wire::api::{Class, ENTRIES, KNOWN, find};
 use ghost_wire::stats::Counter;
+use std::collections::HashMap;
 use std::time::Duration;
 
 const RTT_US: [u64; 3] = [0, 1_000, 30_000];
@@ -182,7 +183,7 @@ fn only_the_visible_devices_are_there() -> Result<()> {
 }
 
 #[test]
-fn what_the_advertised_version_promises_is_there() -> Result<()> {
+fn what_the_advertised_version_promises_is_there_and_nothing_newer() -> Result<()> {
     at_each(|stage, _, ticket| {
         let mut command = stage.command(Place::There(ticket), &program("procs"))?;
         let mut process = stage.start(&mut command)?;
@@ -195,16 +196,28 @@ fn what_the_advertised_version_promises_is_there() -> Result<()> {
         let mut lines = said.out.lines();
         let version: u32 = lines.next().context("nothing said")?.parse()?;
         assert!((11_040..=KNOWN).contains(&version), "{version}");
-        let mut seen = 0;
+        let mut there = HashMap::new();
         for (entry, line) in ENTRIES.iter().zip(lines) {
-            let (name, there) = line.rsplit_once(' ').context("a line of one word")?;
+            let (name, at) = line.rsplit_once(' ').context("a line of one word")?;
             assert_eq!(name, entry.name);
-            if entry.since <= version && entry.class != Class::Refused {
-                assert_eq!(there, "1", "{name} of {}", entry.since);
-                seen += 1;
+            there.insert((entry.name, entry.since), at.to_owned());
+        }
+        let (mut promised, mut newer) = (0, 0);
+        for entry in ENTRIES {
+            let at = there.get(&(entry.name, entry.since));
+            let at = at.context("nothing said")?;
+            if entry.since > version {
+                // The newest form that there is, or none.
+                let old = find(entry.name, version, false);
+                let old = old.and_then(|(_, old)| there.get(&(old.name, old.since)));
+                assert_eq!(at, old.map_or("0", |old| old.as_str()), "{}", entry.symbol);
+                newer += 1;
+            } else if entry.class != Class::Refused {
+                assert_ne!(at, "0", "{}", entry.symbol);
+                promised += 1;
             }
         }
-        assert!(seen > 100, "{seen}");
+        assert!(promised > 100 && newer > 3, "{promised} {newer}");
         Ok(())
     })
 }

@@ -190,10 +190,10 @@ pub fn find(name: &str, version: u32, per_thread: bool) -> Option<(Op, &'static 
         .and_then(|(at, e)| Some((Op(u16::try_from(at).ok()?), e)))
 }
 
-/// Whether any version of `name` is in the table.
+/// Whether a form of `name` is in the table that `version` of CUDA has.
 #[must_use]
-pub fn known(name: &str) -> bool {
-    ENTRIES.iter().any(|e| e.name == name)
+pub fn known(name: &str, version: u32) -> bool {
+    ENTRIES.iter().any(|e| e.name == name && e.since <= version)
 }
 
 /// A number that changes when the table does (FNV-1a over its rows): two sides that differ in it
@@ -241,7 +241,8 @@ mod tests {
         );
         assert_eq!(symbol("cuLibraryLoadData", 11080), None);
         assert_eq!(symbol("cuNoSuchThing", 13000), None);
-        assert!(known("cuLibraryLoadData") && !known("cuNoSuchThing") && !known(""));
+        assert!(known("cuLibraryLoadData", 12000) && !known("cuLibraryLoadData", 11080));
+        assert!(!known("cuNoSuchThing", KNOWN) && !known("", KNOWN));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Says the version that is advertised, then for each line "NAME VERSION" of its standard input
- * whether that is there for a caller who was built for it.
+ * where that is for a caller who was built for it, or 0.
  */
 #include "../check.h"
 
@@ -17,7 +17,8 @@ int main(void)
 		void *function = NULL;
 		CUresult result = cuGetProcAddress(name, &function, since, 0, &status);
 
-		printf("%s %d\n", name, result == CUDA_SUCCESS && function);
+		WANT((result == CUDA_SUCCESS) == (function != NULL) && (status == 0) == !result);
+		printf("%s %lx\n", name, (unsigned long)function);
 	}
 	return 0;
 }
