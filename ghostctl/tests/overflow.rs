@@ -26,6 +26,7 @@ const EXECUTOR: &str = r#"#!/bin/bash
 mv "$HOME/about.new" "$HOME/about"
 while [ $# -gt 0 ]; do
 	if [ "$1" = --session ]; then IFS=, read -r commands replies up down <<< "$2"; fi
+	if [ "$1" = --stats-fd ]; then printf '\5\0\0\0\0\0\0\0' >&"$2"; fi
 	shift
 done
 cat <&"$up" >&"$down" &
@@ -243,6 +244,14 @@ fn a_session_has_a_container_an_executor_and_an_end() {
     assert_eq!(node.sessions(), 1);
     let status = node.json(&["status", name, "--json"]);
     assert_eq!(status["status"]["ghost.events"]["populated"], 1);
+
+    // What the executor counted.
+    let remote = &status["status"]["overflow"][0];
+    let told = (&remote["peer"], &remote["incoming"], &remote["posted"]);
+    assert_eq!(told, (&"here".into(), &true.into(), &5.into()));
+    let top = node.says(0, &["top", "-n", "1"]);
+    let row = top.lines().find(|line| line.contains("of here"));
+    assert!(row.is_some_and(|row| row.contains(name.as_str())), "{top}");
 
     let leaf = name.strip_prefix("overflow/").unwrap();
     let about = node
@@ -550,9 +559,9 @@ fn a_program_gets_its_ticket_and_its_calls_are_counted() {
 
     let metrics = metrics(&dir.join("ghostd.sock"));
     for line in [
-        "ghost_overflow_calls_total{container=\"job\",peer=\"near\",result=\"posted\"} 1000",
-        "ghost_overflow_calls_total{container=\"job\",peer=\"near\",result=\"refused\"} 1",
-        "ghost_overflow_bytes_total{container=\"job\",peer=\"near\",direction=\"down\"} 512",
+        "ghost_overflow_calls_total{container=\"job\",peer=\"near\",role=\"client\",result=\"posted\"} 1000",
+        "ghost_overflow_calls_total{container=\"job\",peer=\"near\",role=\"client\",result=\"refused\"} 1",
+        "ghost_overflow_bytes_total{container=\"job\",peer=\"near\",role=\"client\",direction=\"down\"} 512",
         "ghost_overflow_sessions{direction=\"out\"} 0",
     ] {
         assert!(metrics.contains(line), "{line} is not in {metrics}");
@@ -630,7 +639,7 @@ fn a_program_computes_on_a_peer_over_tls_and_not_with_another_certificate() {
     let (good, said) = run(right, &token);
     assert!(good && said.contains("right"), "{said}\n{}", node.log());
     let metrics = metrics(&node.dir.path().join("ghostd.sock"));
-    let waited = "ghost_overflow_calls_total{container=\"job\",peer=\"far\",result=\"waited\"} ";
+    let waited = "ghost_overflow_calls_total{container=\"job\",peer=\"far\",role=\"client\",result=\"waited\"} ";
     let line = metrics.lines().find_map(|line| line.strip_prefix(waited));
     let waited: f64 = line.unwrap().parse().unwrap();
     assert!(waited > 0.0);

@@ -419,13 +419,13 @@ impl Collector for Elsewhere {
         for (name, help, unit, (label, words)) in [
             (
                 "overflow_calls",
-                "Calls of the driver that peers are to answer",
+                "Calls of the driver that peers are to answer (client), or that are answered for them (executor)",
                 None,
                 CALLS,
             ),
             (
                 "overflow",
-                "Data to peers and from them",
+                "Data to where it is computed (up) and from there",
                 Some(Unit::Bytes),
                 BYTES,
             ),
@@ -434,9 +434,11 @@ impl Collector for Elsewhere {
             let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
             for (about, counters) in &totals {
                 for (value, word) in words {
-                    let labels: EventLabels<'_> = [
+                    let role = if about.incoming { "executor" } else { "client" };
+                    let labels = [
                         ("container", about.container.as_str()),
                         ("peer", about.peer.as_str()),
+                        ("role", role),
                         (label, value),
                     ];
                     let metric = family.encode_family(&labels)?;

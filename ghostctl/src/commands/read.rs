@@ -249,15 +249,16 @@ fn time(stat: &Stat) -> String {
     )
 }
 
-/// One process whose work is computed on a peer, in a line.
+/// One process whose work is computed on another host than its own, in a line.
 fn elsewhere(r: &Remote) -> String {
     let refused = match r.refused {
         0 => String::new(),
         n => format!(", {n} refused"),
     };
     format!(
-        "{} on {}: {} calls posted, {} waited for{refused}, {} up, {} down",
+        "{} {} {}: {} calls posted, {} waited for{refused}, {} up, {} down",
         r.pid,
+        if r.incoming { "of" } else { "on" },
         printable(&r.peer),
         r.posted,
         r.waited,

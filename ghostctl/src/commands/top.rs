@@ -107,7 +107,7 @@ fn table(containers: &[Container], gpus: &[GpuInfo], columns: &[String]) -> Tabl
     table
 }
 
-/// A row for each process whose work is computed on a peer.
+/// A row for each process whose work is computed on another host than its own.
 fn elsewhere(containers: &[Container]) -> Option<Table> {
     let mut table = Table::new(&[
         "NAME", "PEER", "PID", "POSTED", "WAITED", "REFUSED", "UP", "DOWN",
@@ -116,7 +116,11 @@ fn elsewhere(containers: &[Container]) -> Option<Table> {
         for r in &c.status.overflow {
             table.rows.push(vec![
                 c.name.to_string(),
-                printable(&r.peer),
+                format!(
+                    "{}{}",
+                    if r.incoming { "of " } else { "" },
+                    printable(&r.peer)
+                ),
                 r.pid.to_string(),
                 r.posted.to_string(),
                 r.waited.to_string(),

@@ -184,12 +184,16 @@ pub struct Node {
     pub notes: Vec<String>,
 }
 
-/// A process whose work is computed on a peer, and what it counted since its start.
+/// A process whose work is computed on another host than its own, and what was counted since its
+/// start: there by the process, here by its executor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Remote {
-    /// The peer, by name or address.
+    /// The peer, by name or address; of one that computes here, its host, as that calls itself.
     pub peer: String,
+    /// Whether it computes here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub incoming: bool,
     /// The process, as its own pid namespace has it.
     pub pid: u32,
     /// Calls sent and not waited for.
@@ -198,9 +202,9 @@ pub struct Remote {
     pub waited: u64,
     /// Calls that overflow does not carry.
     pub refused: u64,
-    /// Bytes to the peer.
+    /// Bytes to where it computes.
     pub bytes_up: u64,
-    /// Bytes from it.
+    /// Bytes from there.
     pub bytes_down: u64,
     /// Microseconds spent in waits, all threads together.
     pub wait_usec: u64,

@@ -153,7 +153,12 @@ impl Overflow {
                 user,
                 cache: far.cache_dir.join(DIRECTORY),
             };
-            let sessions = Sessions::new(far.max_sessions, leases.clone(), start);
+            let sessions = Sessions::new(
+                far.max_sessions,
+                leases.clone(),
+                start,
+                Arc::clone(&overflow.stats),
+            );
             overflow.far = Some(Arc::new(Far {
                 listen,
                 fingerprint: identity.as_ref().map(|i| i.fingerprint.clone()),

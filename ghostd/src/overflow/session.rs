@@ -1,6 +1,7 @@
 //! Sessions: four connections that belong together, and the executor that they are given to.
 
 use super::lease::{Lease, Leases};
+use super::stats::Stats;
 use super::tenant;
 use command_fds::{CommandFdExt, FdMapping};
 use ghost_model::name::sanitize;
@@ -79,6 +80,7 @@ pub(super) struct Sessions {
     most: usize,
     leases: Leases,
     start: Arc<Start>,
+    stats: Arc<Stats>,
 }
 
 impl std::fmt::Debug for Sessions {
@@ -88,13 +90,14 @@ impl std::fmt::Debug for Sessions {
 }
 
 impl Sessions {
-    pub(super) fn new(most: usize, leases: Leases, start: Start) -> Sessions {
+    pub(super) fn new(most: usize, leases: Leases, start: Start, stats: Arc<Stats>) -> Sessions {
         Sessions {
             forming: Arc::default(),
             places: Arc::new(Semaphore::new(most)),
             most,
             leases,
             start: Arc::new(start),
+            stats,
         }
     }
 
@@ -218,6 +221,9 @@ impl Sessions {
         let cache = self.start.cache.join(lease.name.leaf());
         private_to(&cache, self.start.user.as_deref())?;
         let mut command = self.start.command(&hello, lease, &cache);
+        let tenant = &hello.tenant;
+        let counted = self.stats.serve(&lease.name, &tenant.host, tenant.pid)?;
+        fds.push(counted.file.try_clone()?.into());
         let numbered = fds.into_iter().zip(FIRST_FD..);
         let mappings = numbered.map(|(parent_fd, child_fd)| FdMapping {
             parent_fd,
@@ -264,7 +270,8 @@ impl Start {
         command.args([lease.name.as_str(), "--"]);
         command
             .arg(&self.executor)
-            .args(["--session", &fds.join(",")]);
+            .args(["--session", &fds.join(",")])
+            .args(["--stats-fd", &(FIRST_FD + 4).to_string()]);
         command.arg("--cache").arg(cache);
         for (flag, value) in [
             ("--rtt-us", hello.inject.rtt_us),

@@ -4,6 +4,7 @@ use crate::driver::Device;
 use crate::session::Options;
 use clap::Parser;
 use ghost_wire::hello::Inject;
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -56,6 +57,10 @@ pub struct Args {
     /// Write the session's counters here
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
+    /// Write the session's counters to this open descriptor
+    #[arg(long, value_name = "FD", conflicts_with_all = ["stats", "listen"])]
+    #[arg(value_parser = clap::value_parser!(i32).range(3..))]
+    pub stats_fd: Option<i32>,
     /// Add so much to the way of each reply
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     pub rtt_us: u64,
@@ -65,13 +70,13 @@ pub struct Args {
 }
 
 impl Args {
-    /// How a session is served.
+    /// How a session is served that writes its counters to `stats`.
     #[must_use]
-    pub fn options(&self) -> Options {
+    pub fn options(&self, stats: Option<File>) -> Options {
         Options {
             device: self.device,
             cache: self.cache.clone(),
-            stats: self.stats.clone(),
+            stats,
             inject: Inject {
                 rtt_us: self.rtt_us,
                 rate: self.rate,
@@ -92,7 +97,7 @@ mod tests {
         let args = read(&["--session", "3,4,5,6", "--rtt-us", "30"]).ok();
         let fds = args.as_ref().and_then(|args| args.session);
         assert_eq!(fds, Some(Descriptors([3, 4, 5, 6])));
-        assert_eq!(args.map(|args| args.options().inject.rtt_us), Some(30));
+        assert_eq!(args.map(|args| args.options(None).inject.rtt_us), Some(30));
         let listens = read(&["--listen", "127.0.0.1:0", "--token", "a", "--device", "cpu"]);
         assert!(listens.is_ok_and(|args| args.device == Some(Device::Cpu)));
         assert!(read(&[]).is_err());
@@ -100,5 +105,8 @@ mod tests {
             assert!(read(&["--session", fds]).is_err(), "{fds}");
         }
         assert!(read(&["--session", "3,4,5,6", "--listen", "127.0.0.1:0"]).is_err());
+        let args = read(&["--session", "3,4,5,6", "--stats-fd", "7"]);
+        assert_eq!(args.map(|args| args.stats_fd).ok(), Some(Some(7)));
+        assert!(read(&["--listen", "127.0.0.1:0", "--stats-fd", "7"]).is_err());
     }
 }

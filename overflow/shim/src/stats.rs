@@ -1,9 +1,10 @@
 //! The process's counters: in a file that ghostd reads, where the ticket names a directory.
 
 use ghost_wire::stats::{COUNTERS, Counter, SIZE};
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -33,6 +34,8 @@ pub(crate) fn keep_in(directory: &Path) -> io::Result<()> {
         .create(true)
         .truncate(true)
         .open(path)?;
+    // ghostd reads it, whatever the program's umask.
+    file.set_permissions(Permissions::from_mode(0o644))?;
     file.set_len(SIZE as u64)?;
     // SAFETY: a fresh mapping of a file that is long enough.
     let map = unsafe {

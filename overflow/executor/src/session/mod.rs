@@ -40,14 +40,14 @@ const END: Duration = Duration::from_secs(4);
 const ATTRIBUTES: i32 = 192;
 
 /// How a session is served.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Options {
     /// What computes; none: a GPU if there is one.
     pub device: Option<Device>,
     /// Where images are kept.
     pub cache: Option<PathBuf>,
     /// Where counters are written.
-    pub stats: Option<PathBuf>,
+    pub stats: Option<File>,
     /// Delays.
     pub inject: Inject,
 }
@@ -124,8 +124,8 @@ fn end(link: &Link, why: Option<&str>) -> ! {
 /// If it could not begin.
 pub fn serve(connections: [OwnedFd; 4], options: Options) -> io::Result<()> {
     let [commands, replies, up, down] = connections.map(Socket::new);
-    let stats = options.stats.map(File::create).transpose()?;
-    let link = Link::new(replies, down, options.inject, Stats::new(stats))?;
+    let stats = Stats::new(options.stats);
+    let link = Link::new(replies, down, options.inject, stats)?;
     let link = Arc::new(link);
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |what| {
