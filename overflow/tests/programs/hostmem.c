@@ -70,6 +70,17 @@ int main(void)
 		WANT(all(managed, N, 22));
 		CHECK(cuMemFree(at));
 	}
+
+	/* Pinned memory and nothing else: all addresses are in one space. */
+	at = (CUdeviceptr)(pinned + 1);
+	n = N - 1;
+	CHECK(launch(add, n, 0, (void *[]){ &at, &two, &n }));
+	CHECK(cuCtxSynchronize());
+	WANT(pinned[0] == 13 && all(pinned + 1, n, 15));
+	pinned[N - 1] = 1;
+	CHECK(launch(add, n, 0, (void *[]){ &at, &two, &n }));
+	CHECK(cuCtxSynchronize());
+	WANT(pinned[N - 1] == 3 && all(pinned + 1, n - 1, 17));
 	CHECK(cuMemFreeHost(pinned));
 	CHECK(cuMemFreeHost(mapped));
 	printf("host memory: pinned, mapped, registered%s\n", can ? ", managed" : "");

@@ -6,6 +6,8 @@ use ghost_overflow_tests::{Executor, Inject, Place, Said, Stage, Ticket, program
 use ghost_wire::api::{Class, ENTRIES, KNOWN, find};
 use ghost_wire::stats::Counter;
 use std::collections::HashMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 const RTT_US: [u64; 3] = [0, 1_000, 30_000];
@@ -232,6 +234,20 @@ fn what_is_not_carried_is_counted_and_named_once() -> Result<()> {
         assert_eq!(said.err.matches("cuIpcCloseMemHandle").count(), 1);
         Ok(())
     })
+}
+
+#[test]
+fn counters_can_be_read_whatever_the_umask() -> Result<()> {
+    let stage = Stage::new()?;
+    let executor = Executor::start(stage.path(), &["--device", "cpu"])?;
+    let ticket = stage.ticket(executor.address());
+    let mut command = stage.command(Place::There(&ticket), Path::new("/bin/sh"))?;
+    command.args(["-c", "umask 077; exec \"$0\""]);
+    let said = stage.start(command.arg(program("info")))?;
+    let said = said.end(Duration::from_secs(60))?.right()?;
+    let file = stage.path().join("stats").join(said.pid.to_string());
+    assert_eq!(file.metadata()?.permissions().mode() & 0o777, 0o644);
+    Ok(())
 }
 
 #[test]

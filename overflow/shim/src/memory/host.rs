@@ -1,5 +1,6 @@
 //! Host memory that CUDA knows of: given out page-locked, registered, managed. Nothing is locked
-//! here; the device sees such memory once its device address was asked for.
+//! here; the device sees such memory once its device address was asked for, or a kernel has its
+//! address for an argument.
 
 use super::map::{self, What};
 use super::{reserve, shared, tell};
@@ -9,6 +10,9 @@ use crate::session::link;
 use ghost_wire::result::{
     Code, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY,
 };
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 const PORTABLE: u32 = 1;
 const DEVICE_MAP: u32 = 2;
@@ -16,16 +20,51 @@ const READ_ONLY: u32 = 8;
 /// `CU_MEM_ATTACH_GLOBAL` and `CU_MEM_ATTACH_HOST`.
 const ATTACH: [u32; 2] = [1, 2];
 
+/// Page-locked memory is put from here on, where it seldom meets anything of the executor's: that
+/// can have it at the same address then. A large page each, or several.
+static NEXT: AtomicU64 = AtomicU64::new(0x4800_0000_0000);
+const LARGE: u64 = 2 << 20;
+
+/// All host memory that CUDA knows of, or knew of, is from the first to before the second.
+static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
+static HIGHEST: AtomicU64 = AtomicU64::new(0);
+
 /// Memory of the host's, zero, for the program.
 fn map_memory(len: usize) -> Result<*mut u8, Code> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: new memory wherever there is room.
-    let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
+    let room = (len as u64).checked_next_multiple_of(LARGE);
+    let wanted = NEXT.fetch_add(room.ok_or(OUT_OF_MEMORY)?, Ordering::Relaxed);
+    // SAFETY: new memory, there or wherever there is room.
+    let at = unsafe { libc::mmap(wanted as *mut _, len, access, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         return Err(OUT_OF_MEMORY);
     }
     Ok(at.cast())
+}
+
+/// Takes note of host memory.
+fn enter(map: &mut map::Map, at: u64, len: u64, what: What) {
+    map.insert(map::range(at, len, what));
+    LOWEST.fetch_min(at, Ordering::Release);
+    HIGHEST.fetch_max(at.saturating_add(len), Ordering::Release);
+}
+
+/// Where host memory can be: a look before each launch, so it is quick.
+#[inline]
+pub(crate) fn host_bounds() -> Option<Range<u64>> {
+    let bounds = LOWEST.load(Ordering::Acquire)..HIGHEST.load(Ordering::Acquire);
+    (!bounds.is_empty()).then_some(bounds)
+}
+
+/// An argument of a kernel is the address `at` in the bounds of host memory. With one space for all
+/// addresses a program may give it to the device as it is, so the device is shown it now.
+#[cold]
+pub(crate) fn show(at: u64) {
+    if map::find(at).is_some_and(|range| range.is_host() && range.window == 0) {
+        // Where that fails the kernel has an address that leads nowhere, and it may not follow it.
+        let _ = window(at);
+    }
 }
 
 fn allocate(to: *mut *mut u8, len: usize, flags: u32) -> Result<(), Code> {
@@ -40,7 +79,7 @@ fn allocate(to: *mut *mut u8, len: usize, flags: u32) -> Result<(), Code> {
     // Everything is mapped and portable where all addresses are in one space.
     let flags = flags | DEVICE_MAP | PORTABLE;
     let what = What::Pinned { flags };
-    map::write(|map| map.insert(map::range(at as u64, len as u64, what)));
+    map::write(|map| enter(map, at as u64, len as u64, what));
     // SAFETY: not null, and the program's own room.
     unsafe { tell(to, at) }
 }
@@ -90,7 +129,7 @@ pub(crate) unsafe extern "C" fn cuMemHostRegister_v2(at: u64, len: usize, flags:
                 return Err(HOST_MEMORY_ALREADY_REGISTERED);
             }
             let flags = (flags & 7) | DEVICE_MAP | PORTABLE;
-            map.insert(map::range(at, len as u64, What::Registered { flags }));
+            enter(map, at, len as u64, What::Registered { flags });
             Ok(())
         })
     };
@@ -113,8 +152,12 @@ pub(crate) unsafe extern "C" fn cuMemHostUnregister(at: u64) -> Code {
     answer(unregistered())
 }
 
+/// Held while host memory is shared, so that none is shared twice.
+static SHARING: Mutex<()> = Mutex::new(());
+
 /// Where the device sees the host memory at `at`; it is shared with it from now on.
 pub(super) fn window(at: u64) -> Result<u64, Code> {
+    let _sharing = SHARING.lock().unwrap_or_else(PoisonError::into_inner);
     let range = map::find(at).ok_or(INVALID_VALUE)?;
     let (What::Pinned { flags } | What::Registered { flags }) = range.what else {
         return match range.what {

@@ -112,6 +112,7 @@ pub(crate) unsafe extern "C" fn cuGraphAddKernelNode_v2(
         let callable = callable(how.function())?;
         // SAFETY: the program's arguments, as many as the layout has.
         let params = unsafe { params(callable.layout(), how.each, how.extra) }?;
+        params.show();
         let node = ids::new(Object::GraphNode);
         // As `AddKernelNode` is encoded.
         link.wait(
@@ -145,6 +146,7 @@ pub(crate) unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(
         let callable = callable(how.function())?;
         // SAFETY: the program's arguments, as many as the layout has.
         let params = unsafe { params(callable.layout(), how.each, how.extra) }?;
+        params.show();
         // As `SetExecKernel` is encoded.
         link.wait(
             SetExecKernel::OP,

@@ -27,6 +27,7 @@ unsafe fn launch(
     }
     // SAFETY: the program's arguments, as many as the function's layout has.
     let params: Params<'_> = unsafe { params(callable.layout(), each, extra) }?;
+    params.show();
     publish(link)?;
     // As `Launch` is encoded; the arguments go straight to their place.
     done(link.post(Launch::OP, |to| {

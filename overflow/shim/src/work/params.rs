@@ -1,5 +1,6 @@
 //! A kernel's arguments, from where the program has them to one run of bytes.
 
+use crate::memory::{host_bounds, show};
 use ghost_wire::Encoder;
 use ghost_wire::hello::Function;
 use ghost_wire::result::{Code, INVALID_VALUE};
@@ -84,6 +85,43 @@ unsafe fn packed<'a>(extra: *const *const c_void) -> Result<&'a [u8], Code> {
 }
 
 impl Params<'_> {
+    /// The words of 64 bits among them, each aligned as an address is.
+    #[inline]
+    pub(super) fn words(&self, mut each_word: impl FnMut(u64)) {
+        match *self {
+            Self::Packed(bytes) => {
+                let words = bytes.as_chunks().0;
+                words
+                    .iter()
+                    .for_each(|word| each_word(u64::from_le_bytes(*word)));
+            }
+            Self::Each(each, layout, _) => {
+                let params = layout.params.iter().enumerate();
+                for (at, &(_, len)) in params.filter(|(_, (offset, _))| offset % 8 == 0) {
+                    for word in 0..len as usize / 8 {
+                        // SAFETY: as in `put`.
+                        each_word(unsafe {
+                            let from = each.add(at).read_unaligned();
+                            from.cast::<u64>().add(word).read_unaligned()
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Shows the device the host memory that they lead to.
+    #[inline]
+    pub(super) fn show(&self) {
+        if let Some(bounds) = host_bounds() {
+            self.words(|word| {
+                if bounds.contains(&word) {
+                    show(word);
+                }
+            });
+        }
+    }
+
     /// Appends them as a byte string.
     #[inline]
     pub(super) fn put(&self, to: &mut Encoder<'_>) {
@@ -140,6 +178,26 @@ mod tests {
             let params = unsafe { params(&layout, pointers.as_ptr(), null()) }.unwrap();
             prop_assert_eq!(encoded(params), expected);
         }
+    }
+
+    #[test]
+    fn the_words_among_them_are_found() {
+        let layout = Function {
+            params: vec![(0, 4), (8, 20), (28, 8), (40, 8)],
+            ..Function::default()
+        };
+        let all: Vec<[u64; 3]> = (0..4).map(|n| [n, n + 10, n + 20]).collect();
+        let pointers: Vec<_> = all.iter().map(|words| words.as_ptr().cast()).collect();
+        // SAFETY: a pointer for each parameter.
+        let params = unsafe { params(&layout, pointers.as_ptr(), null()) }.unwrap();
+        let mut words = vec![];
+        params.words(|word| words.push(word));
+        assert_eq!(words, [1, 11, 3]);
+        let mut bytes = 7_u64.to_le_bytes().to_vec();
+        bytes.extend([1; 4]);
+        words.clear();
+        Params::Packed(&bytes).words(|word| words.push(word));
+        assert_eq!(words, [7]);
     }
 
     #[test]
