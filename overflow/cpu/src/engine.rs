@@ -35,6 +35,8 @@ pub(crate) enum Op {
     Work(Work, Duration),
     Mark(Arc<Marker>),
     Wait(Arc<Marker>),
+    /// Until it says so. It is asked whenever a stream has got on, and now and then.
+    Until(Box<dyn Fn() -> bool + Send>),
     /// A function of the program's, told the context's state.
     Call(Call),
 }
@@ -293,7 +295,7 @@ impl Engine {
                     state = self.lock();
                     continue;
                 }
-                Some(Op::Work(..) | Op::Wait(_)) | None => {}
+                Some(Op::Work(..) | Op::Wait(_) | Op::Until(_)) | None => {}
             }
             self.finish(stream, wait);
             state = self.lock();
@@ -310,6 +312,12 @@ impl State {
             };
             if let Op::Wait(marker) = op
                 && marker.reached().is_none()
+            {
+                return false;
+            }
+            if let Op::Until(is) = op
+                && queue.context.error().is_ok()
+                && !is()
             {
                 return false;
             }

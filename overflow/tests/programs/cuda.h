@@ -46,6 +46,8 @@ enum {
 	CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY = 83,
 };
 enum { CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2 };
+enum { CU_STREAM_WAIT_VALUE_GEQ = 0, CU_STREAM_WAIT_VALUE_EQ = 1, CU_STREAM_WAIT_VALUE_AND = 2 };
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_ADVISE_SET_READ_MOSTLY = 1 };
 
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
@@ -65,6 +67,19 @@ typedef struct {
 	size_t dstPitch;
 	size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D;
+
+typedef struct { int type, id; } CUmemLocation;
+typedef struct {
+	unsigned int type;
+	CUdeviceptr ptr;
+	size_t rowLength, layerHeight;
+	CUmemLocation locHint;
+} CUmemcpy3DOperand;
+typedef struct {
+	CUmemcpy3DOperand src, dst;
+	struct { size_t width, height, depth; } extent;
+	unsigned int srcAccessOrder, flags;
+} CUDA_MEMCPY3D_BATCH_OP;
 
 #define cuDeviceTotalMem cuDeviceTotalMem_v2
 #define cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2
@@ -162,6 +177,15 @@ CUresult cuStreamQuery(CUstream stream);
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags);
 CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags);
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data);
+CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value, unsigned int flags);
+CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value, unsigned int flags);
+CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value, unsigned int flags);
+CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value, unsigned int flags);
+CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, uint64_t (*operations)[6], unsigned int flags);
+CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, unsigned int advice, CUmemLocation location);
+CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags, CUstream stream);
+CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes, size_t *at, size_t attribute_count, CUstream stream);
+CUresult cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, uint64_t flags, CUstream stream);
 CUresult cuEventCreate(CUevent *event, unsigned int flags);
 CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuEventRecord(CUevent event, CUstream stream);

@@ -7,6 +7,7 @@ int main(void)
 	enum { N = 3000 };
 	unsigned int n = N, two = 2, type = 0;
 	unsigned int *pinned, *mapped, *registered, *managed;
+	CUmemLocation here = { CU_MEM_LOCATION_TYPE_DEVICE, 0 };
 	CUdevice device;
 	CUfunction add;
 	CUdeviceptr p, at;
@@ -63,6 +64,8 @@ int main(void)
 	if (can) {
 		CHECK(cuMemAllocManaged(&at, N * 4, CU_MEM_ATTACH_GLOBAL));
 		managed = (unsigned int *)at;
+		CHECK(cuMemAdvise_v2(at, N * 4, CU_MEM_ADVISE_SET_READ_MOSTLY, here));
+		CHECK(cuMemPrefetchAsync_v2(at, N * 4, here, 0, 0));
 		for (int i = 0; i < N; i++)
 			managed[i] = 20;
 		CHECK(launch(add, N, 0, (void *[]){ &at, &two, &n }));

@@ -81,6 +81,16 @@ fn a_context_that_is_only_named_is_retained_when_it_is_needed() -> Result<()> {
     })
 }
 
+/// Elsewhere only: the CPU device has no such calls, the shim makes many of one.
+#[test]
+fn a_batch_is_its_parts() -> Result<()> {
+    at_each(|stage, _, ticket| {
+        let said = stage.run(Place::There(ticket), &program("batches"), &[])?;
+        assert_eq!(said.right()?.out, "batches: of values, of copies\n");
+        Ok(())
+    })
+}
+
 #[test]
 fn callbacks_keep_the_order_of_their_stream() -> Result<()> {
     everywhere("callbacks", &[])

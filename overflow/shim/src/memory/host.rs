@@ -185,6 +185,22 @@ pub(super) fn window(at: u64) -> Result<u64, Code> {
     Ok(window + (at - range.start))
 }
 
+/// Whether the program, too, writes to the memory at `at`.
+pub(crate) fn is_shared_with_host(at: u64) -> bool {
+    let host = |range: map::Range| {
+        range.is_host() || matches!(range.what, What::Managed | What::Window { .. })
+    };
+    map::find(at).is_some_and(host)
+}
+
+/// The address for the device of what the program has at `at`.
+pub(crate) fn tell_device(at: u64) -> Result<u64, Code> {
+    match map::find(at) {
+        Some(range) if range.is_host() => window(at),
+        _ => Ok(at),
+    }
+}
+
 pub(crate) unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
     to: *mut u64,
     at: u64,

@@ -11,6 +11,7 @@ mod modules;
 mod occupancy;
 mod params;
 mod streams;
+mod values;
 
 pub(crate) use callbacks::*;
 pub(crate) use events::*;
@@ -20,6 +21,7 @@ pub(crate) use launch::*;
 pub(crate) use load::*;
 pub(crate) use occupancy::*;
 pub(crate) use streams::*;
+pub(crate) use values::*;
 
 use crate::link::Link;
 use ghost_wire::message::{Field, Message, Wait};
