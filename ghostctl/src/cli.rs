@@ -443,6 +443,18 @@ pub enum Peer {
     Add(PeerAdd),
     /// List the peers
     List(Reading),
+    /// Let programs begin on a peer again that was drained
+    Join {
+        /// Its name
+        #[arg(value_name = "PEER", add = complete::peers())]
+        name: String,
+    },
+    /// Have no program begin on a peer; those that compute there go on
+    Drain {
+        /// Its name
+        #[arg(value_name = "PEER", add = complete::peers())]
+        name: String,
+    },
     /// Forget a peer
     Remove {
         /// Its name

@@ -48,9 +48,9 @@ impl Target {
         ))
     }
 
-    /// `/v1/peers/bighost`
-    pub fn peer(name: &str) -> Target {
-        Target(format!("/v1/peers/{}", encoded(name)))
+    /// `/v1/peers/bighost` and what follows it (`/drain`).
+    pub fn peer(name: &str, below: &str) -> Target {
+        Target(format!("/v1/peers/{}{below}", encoded(name)))
     }
 
     /// The same with one more pair in its query.

@@ -484,6 +484,34 @@ fn peers_are_added_shown_without_secrets_and_removed() {
         let why = node.says(3, &["limit", "job", &format!("gpu.overflow={word}")]);
         assert!(why.contains("not built yet"), "{why}");
     }
+
+    // Drained: no program begins there, and those who look at the container see why.
+    assert_eq!(node.says(0, &["peer", "drain", "big"]), "big: drained\n");
+    let run = ["run", "--on", "big", "job", "--", "true"];
+    let refused = |args: &[&str]| {
+        let mut command = node.command(args);
+        let output = command.env("GHOST_SHIM", "/bin/true").output().unwrap();
+        assert_eq!(output.status.code(), Some(125));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for args in [&run[..], &["run", "job", "--", "true"]] {
+        let why = refused(args);
+        assert!(
+            why.contains("big is drained") && why.contains("ghostctl peer join big"),
+            "{why}"
+        );
+    }
+    assert!(node.says(0, &["status", "job"]).contains("is drained"));
+    let peers = node.json(&["peer", "list", "--json"]);
+    assert_eq!(peers["items"][0]["drained"], true);
+    assert_eq!(node.says(0, &["peer", "join", "big"]), "big: joined\n");
+    let list = node.says(0, &["peer", "list"]);
+    assert!(
+        list.contains("joined") && !list.contains("drained"),
+        "{list}"
+    );
+    assert!(!node.says(0, &["status", "job"]).contains("is drained"));
+    node.says(6, &["peer", "drain", "small"]);
     assert_eq!(node.says(0, &["peer", "remove", "big"]), "big: removed\n");
     assert!(
         node.says(6, &["peer", "remove", "big"])

@@ -14,14 +14,24 @@ pub(super) async fn peer(client: &Client, args: Peer) -> Result<(), Error> {
     match args {
         Peer::Add(args) => add(client, args).await,
         Peer::List(args) => list(client, &args).await,
+        Peer::Join { name } => change(client, &name, "/join", "joined").await,
+        Peer::Drain { name } => change(client, &name, "/drain", "drained").await,
         Peer::Remove { name } => {
-            let target = Target::peer(&name);
+            let target = Target::peer(&name, "");
             client
                 .call(Method::DELETE, target, None, Duration::ZERO)
                 .await?;
             output::line(format!("{name}: removed"))
         }
     }
+}
+
+async fn change(client: &Client, name: &str, below: &str, done: &str) -> Result<(), Error> {
+    let target = Target::peer(name, below);
+    client
+        .call(Method::POST, target, None, Duration::ZERO)
+        .await?;
+    output::line(format!("{name}: {done}"))
 }
 
 async fn add(client: &Client, args: PeerAdd) -> Result<(), Error> {
@@ -31,7 +41,7 @@ async fn add(client: &Client, args: PeerAdd) -> Result<(), Error> {
         "token": token.unwrap_or_default().trim(),
         "fingerprint": args.fingerprint.unwrap_or_default(),
     });
-    let target = Target::peer(&args.name);
+    let target = Target::peer(&args.name, "");
     client
         .call(Method::PUT, target, Some(&body), Duration::ZERO)
         .await?;
@@ -45,15 +55,21 @@ async fn list(client: &Client, args: &Reading) -> Result<(), Error> {
     }
     let items = document.get("items").cloned().unwrap_or(Json::Null);
     let peers: Vec<report::Peer> = typed("/v1/peers", items)?;
-    let mut table = Table::new(&["NAME", "ADDRESS", "TOKEN", "FINGERPRINT"]);
+    let mut table = Table::new(&["NAME", "ADDRESS", "STATE", "TOKEN", "FINGERPRINT"]);
     for peer in peers {
         let token = if peer.token { "kept" } else { "none" };
         let fingerprint = peer
             .fingerprint
             .unwrap_or_else(|| "none: no TLS".to_owned());
-        table
-            .rows
-            .push(vec![peer.name, peer.address, token.into(), fingerprint]);
+        let state = if peer.drained { "drained" } else { "joined" };
+        let row = [
+            peer.name,
+            peer.address,
+            state.into(),
+            token.into(),
+            fingerprint,
+        ];
+        table.rows.push(row.into());
     }
     output::print(&table.render(Screen::here()))
 }

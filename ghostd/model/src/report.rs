@@ -236,6 +236,9 @@ pub struct Peer {
     pub fingerprint: Option<String>,
     /// Whether a secret for it is kept.
     pub token: bool,
+    /// Whether it is drained: no program begins there.
+    #[serde(default)]
+    pub drained: bool,
 }
 
 /// A page of a list.

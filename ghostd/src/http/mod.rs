@@ -123,6 +123,8 @@ fn routes() -> (Router<App>, Document) {
         .routes(routes!(containers::apply))
         .routes(routes!(peers::list))
         .routes(routes!(peers::put, peers::remove))
+        .routes(routes!(peers::drain))
+        .routes(routes!(peers::join))
         .routes(routes!(peers::ticket))
         .routes(routes!(node::gpus))
         .routes(routes!(node::gpu))

@@ -62,6 +62,34 @@ pub(super) async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Drain a peer: no program begins there until it is joined again
+#[utoipa::path(post, path = "/v1/peers/{peer}/drain", tag = "node",
+    params(("peer" = String, Path, description = "Its name")),
+    responses((status = 204), Refusals))]
+pub(super) async fn drain(
+    State(app): State<App>,
+    caller: Caller,
+    path: Result<Path<String>, PathRejection>,
+) -> Result<StatusCode, Reject> {
+    caller.administers("drain peers")?;
+    app.overflow.peers.drain(&path?, true)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Join a peer that was drained
+#[utoipa::path(post, path = "/v1/peers/{peer}/join", tag = "node",
+    params(("peer" = String, Path, description = "Its name")),
+    responses((status = 204), Refusals))]
+pub(super) async fn join(
+    State(app): State<App>,
+    caller: Caller,
+    path: Result<Path<String>, PathRejection>,
+) -> Result<StatusCode, Reject> {
+    caller.administers("join peers")?;
+    app.overflow.peers.drain(&path?, false)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
 /// Get a ticket by which a process of the container computes on a peer
 ///
 /// The ticket has the peer's secret: it is for those who may put processes into the container.

@@ -179,16 +179,21 @@ impl Overflow {
 
     /// What is known of a container's work on a peer, of what was `seen`.
     pub fn of(&self, entry: &Entry, seen: &stats::Seen) -> Elsewhere {
-        let unknown = match entry.spec().overflow() {
-            Wanted::Peer(peer) if !peer.contains(':') && !self.peers.has(&peer) => Some(peer),
+        let note = match entry.spec().overflow() {
+            Wanted::Peer(peer) if !peer.contains(':') => match self.peers.drained(&peer) {
+                Some(false) => None,
+                Some(true) => Some(format!(
+                    "gpu.overflow: {peer} is drained: `ghostctl peer join {peer}`"
+                )),
+                None => Some(format!(
+                    "gpu.overflow: {peer} is no peer here: `ghostctl peer add {peer} HOST:PORT`"
+                )),
+            },
             _ => None,
-        };
-        let note = |peer| {
-            format!("gpu.overflow: {peer} is no peer here: `ghostctl peer add {peer} HOST:PORT`")
         };
         Elsewhere {
             processes: seen.of(&entry.name),
-            note: unknown.map(note),
+            note,
         }
     }
 

@@ -43,6 +43,9 @@ struct Saved {
     token: String,
     #[serde(default)]
     fingerprint: String,
+    /// Whether nothing new goes there.
+    #[serde(default)]
+    drained: bool,
 }
 
 /// A peer as it is added.
@@ -111,13 +114,14 @@ impl Peers {
             address: saved.address.clone(),
             fingerprint: (!saved.fingerprint.is_empty()).then(|| saved.fingerprint.clone()),
             token: !saved.token.is_empty(),
+            drained: saved.drained,
         };
         all.iter().map(show).collect()
     }
 
-    /// Whether there is one of this name.
-    pub fn has(&self, name: &str) -> bool {
-        self.lock().contains_key(name)
+    /// Whether the peer of this name is drained, if there is one.
+    pub fn drained(&self, name: &str) -> Option<bool> {
+        self.lock().get(name).map(|saved| saved.drained)
     }
 
     /// Adds one, or gives one other properties.
@@ -153,13 +157,25 @@ impl Peers {
                 added.address
             )));
         }
-        let saved = Saved {
-            address: added.address,
-            token: added.token.trim().to_owned(),
-            fingerprint,
-        };
         self.change(|all| {
+            let saved = Saved {
+                address: added.address,
+                token: added.token.trim().to_owned(),
+                fingerprint,
+                drained: all.get(name).is_some_and(|old| old.drained),
+            };
             all.insert(name.to_owned(), saved);
+            Ok(())
+        })
+    }
+
+    /// Has no program begin on a peer, or lets them again.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be kept.
+    pub fn drain(&self, name: &str, drained: bool) -> Result<(), Problem> {
+        self.change(|all| {
+            all.get_mut(name).ok_or_else(|| missing(name))?.drained = drained;
             Ok(())
         })
     }
@@ -197,10 +213,11 @@ impl Peers {
     /// is a directory for its counters.
     ///
     /// # Errors
-    /// There is no such peer.
+    /// There is no such peer, or it is drained.
     pub fn ticket(&self, on: &str, entry: &Entry, stats: &Path) -> Result<Ticket, Problem> {
         let saved = self.lock().get(on).cloned();
         let peer = match saved {
+            Some(saved) if saved.drained => return Err(drained(on)),
             Some(saved) => saved,
             None if !on.contains(':') => return Err(missing(on)),
             None if check_address(on)? => Saved {
@@ -255,6 +272,12 @@ fn check_address(text: &str) -> Result<bool, Problem> {
     }
 }
 
+fn drained(name: &str) -> Problem {
+    let name = sanitize(name);
+    let why = format!("peer {name} is drained: no program begins there");
+    Problem::new(Kind::Unavailable, why).hint(format!("ghostctl peer join {name}"))
+}
+
 fn missing(name: &str) -> Problem {
     let why = format!("no peer {:?}", sanitize(name));
     Problem::new(Kind::NotFound, why).hint("ghostctl peer list")
@@ -297,6 +320,28 @@ mod tests {
         again.remove("big").unwrap();
         assert_eq!(again.remove("big").unwrap_err().kind, Kind::NotFound);
         assert!(Peers::open(&path).unwrap().list().is_empty());
+    }
+
+    #[test]
+    fn nothing_new_goes_to_a_drained_peer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("peers.json");
+        let peers = Peers::open(&path).unwrap();
+        let entry = Entry::new("job".parse().unwrap(), "u".into(), 0);
+        let ticket = |peers: &Peers| peers.ticket("near", &entry, Path::new("/run/x"));
+        peers.put("near", added("127.0.0.1:7000", "", "")).unwrap();
+        assert_eq!(peers.drain("far", true).unwrap_err().kind, Kind::NotFound);
+        assert!(ticket(&peers).is_ok() && peers.drained("near") == Some(false));
+        peers.drain("near", true).unwrap();
+        // It stays so: over another start, and with another address.
+        let peers = Peers::open(&path).unwrap();
+        peers.put("near", added("127.0.0.1:7001", "", "")).unwrap();
+        assert!(peers.list()[0].drained && peers.drained("near") == Some(true));
+        let why = ticket(&peers).unwrap_err();
+        assert_eq!(why.kind, Kind::Unavailable);
+        assert_eq!(why.hint.as_deref(), Some("ghostctl peer join near"));
+        peers.drain("near", false).unwrap();
+        assert_eq!(ticket(&peers).unwrap().address, "127.0.0.1:7001");
     }
 
     #[test]
