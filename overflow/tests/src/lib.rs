@@ -7,6 +7,7 @@
 pub mod cuda;
 mod executor;
 mod process;
+pub mod pytorch;
 
 pub use executor::Executor;
 pub use ghost_wire::hello::{Inject, Ticket};

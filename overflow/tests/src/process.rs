@@ -76,6 +76,12 @@ impl Process {
         std::fs::read_to_string(&self.out).unwrap_or_default()
     }
 
+    /// Whether it has ended.
+    #[must_use]
+    pub fn ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Waits until it has said `text` on standard output.
     ///
     /// # Errors
