@@ -53,6 +53,8 @@ async fn strangers_look_and_change_nothing() {
             json!({"address": "[::1]:1"}).to_string(),
         ),
         ("DELETE", "/v1/peers/b", String::new()),
+        ("POST", "/v1/peers/b/drain", String::new()),
+        ("POST", "/v1/peers/b/join", String::new()),
         (
             "POST",
             "/v1/containers/a/ticket",
