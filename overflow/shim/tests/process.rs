@@ -4,7 +4,7 @@
 use ghost_wire::api::{ENTRIES, op};
 use ghost_wire::frame::{Command as Header, Reply, ReplyKind};
 use ghost_wire::hello::{self, Device, Hello, Role, TICKET_ENV, Ticket, Verdict, Welcome};
-use ghost_wire::message::{Bye, Message, Primary, Use};
+use ghost_wire::message::{AddCopyNode, Bye, CaptureInfo, Message, Primary, Share, Use};
 use ghost_wire::{Encoder, Op, stats};
 use std::ffi::CString;
 use std::io::{Read, Write};
@@ -136,13 +136,22 @@ fn yes() -> (String, JoinHandle<(Hello, Vec<Op>)>) {
         let mut header = [0; Header::SIZE];
         while commands.read_exact(&mut header).is_ok() {
             let header = Header::from_bytes(header).unwrap();
-            let mut body = vec![0; header.len as usize];
-            commands.read_exact(&mut body).unwrap();
+            let mut asked = vec![0; header.len as usize];
+            commands.read_exact(&mut asked).unwrap();
             seen.push(header.op);
             if header.waited {
                 let mut body = vec![];
                 if header.op == op::cuDeviceCanAccessPeer {
                     Encoder::new(&mut body).bytes(&1_i32.to_le_bytes());
+                }
+                if header.op == CaptureInfo::OP {
+                    // Active, the first, no graph, after nothing.
+                    let mut to = Encoder::new(&mut body);
+                    [1, 1, 0, 0].into_iter().for_each(|word| to.word(word));
+                }
+                if header.op == Share::OP {
+                    // At the same address.
+                    body.extend_from_slice(&asked[..8]);
                 }
                 let answer = reply(ReplyKind::Answer, seen.len() as u64, &body);
                 replies.write_all(&answer).unwrap();
@@ -277,6 +286,36 @@ fn what_does_not_change_is_asked_once() {
     assert_eq!(lines(&output), expected);
     let asked = op::cuDeviceCanAccessPeer;
     assert_eq!(serving.join().unwrap().1, [asked, asked, Bye::OP]);
+}
+
+#[test]
+fn what_a_graph_copies_is_where_the_device_sees_it() {
+    let (address, serving) = yes();
+    let output = Stage::new()
+        .there(&address, &["cuInit", "captured"])
+        .output()
+        .unwrap();
+    assert_eq!(lines(&output), ["cuInit=0", "captured=0,0,0,0,0,0,0,0,801"]);
+    let ops = serving.join().unwrap().1;
+    let (from, there) = (
+        ops.iter().position(|op| *op == CaptureInfo::OP),
+        op::cuMemcpyDtoDAsync_v2,
+    );
+    let expected = [
+        CaptureInfo::OP,
+        Share::OP,
+        there,
+        CaptureInfo::OP,
+        there,
+        op::cuGraphCreate,
+        AddCopyNode::OP,
+        Bye::OP,
+    ];
+    assert_eq!(
+        from.and_then(|from| ops.get(from..)),
+        Some(&expected[..]),
+        "{ops:?}"
+    );
 }
 
 #[test]

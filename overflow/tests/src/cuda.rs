@@ -31,6 +31,7 @@ sources! {
     "graph" []
     "cooperative" []
     "globals" []
+    "hostmem" []
     "print" []
     "texture" []
     "loop" []

@@ -1,10 +1,11 @@
 //! Copies of boxes: two and three dimensions, and all that touch an array.
 
 use super::copy::{is_pinned, seen_by_all, source_ready};
+use super::host::window;
 use super::{done, map, publish};
 use crate::link::Region;
 use crate::session::link;
-use crate::work::wait_for;
+use crate::work::{is_captured, wait_for};
 use crate::{answer, thread};
 use ghost_wire::message::{CopyBox, End, Field, Message, place, wait};
 use ghost_wire::result::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
@@ -133,6 +134,23 @@ impl Place {
         }
     }
 
+    /// The same as the device sees it, where it is page-locked memory.
+    fn shown(self) -> Result<Self, Code> {
+        let at = match self.kind {
+            HOST => self.host,
+            UNIFIED => self.device,
+            _ => return Ok(self),
+        };
+        match is_pinned(at) {
+            true => Ok(Self {
+                kind: DEVICE,
+                device: window(at)?,
+                ..self
+            }),
+            false => Ok(self),
+        }
+    }
+
     /// The end of a copy of `extent`: for the wire, and where the host has it if it is there.
     /// `is_host` says whose an address is that is only said to be of the one space.
     fn end(
@@ -239,8 +257,11 @@ fn is_host(at: u64) -> bool {
     map::find(at).is_none_or(|range| range.is_host())
 }
 
-fn copy(from: Place, to: Place, extent: [usize; 3], how: How) -> Result<(), Code> {
+fn copy(mut from: Place, mut to: Place, extent: [usize; 3], how: How) -> Result<(), Code> {
     let link = link()?;
+    if !how.sync && is_captured(how.stream, how.per_thread)? {
+        (from, to) = (from.shown()?, to.shown()?);
+    }
     let stream = thread::stream(how.stream, how.per_thread)?;
     if extent.contains(&0) {
         return Ok(());
@@ -333,7 +354,8 @@ unsafe fn copy_3d(descriptor: *const Copy3D, how: How) -> Code {
     answer(copied())
 }
 
-/// Both ends of a copy that a graph is to make, and its extent. Neither may be the host.
+/// Both ends of a copy that a graph is to make, and its extent. Of the host they may be in
+/// page-locked memory only, which the device is shown.
 ///
 /// # Safety
 /// It is null or whole.
@@ -341,8 +363,8 @@ pub(crate) unsafe fn ends(descriptor: *const Copy3D) -> Result<(End, End, [u64; 
     // SAFETY: handed on.
     let copy_of = unsafe { read(descriptor) }?;
     let extent = [copy_of.width, copy_of.height, copy_of.depth];
-    let (from, source) = Place::from(copy_of.from).end(extent, is_host)?;
-    let (to, target) = Place::from(copy_of.to).end(extent, is_host)?;
+    let (from, source) = Place::from(copy_of.from).shown()?.end(extent, is_host)?;
+    let (to, target) = Place::from(copy_of.to).shown()?.end(extent, is_host)?;
     if source.is_some() || target.is_some() {
         return Err(NOT_SUPPORTED);
     }

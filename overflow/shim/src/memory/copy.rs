@@ -2,6 +2,7 @@
 //! returns; bytes for pageable memory have come when it returns, for pinned memory when the stream
 //! got there.
 
+use super::host::window;
 use super::map;
 use super::{done, publish};
 use crate::link::{Link, Region};
@@ -47,7 +48,12 @@ pub(super) fn seen_by_all(link: &Link, stream: u64, per_thread: bool) -> Result<
 
 fn copy_in(to: u64, from: u64, len: usize, stream: u64, sync: bool, pt: bool) -> Result<(), Code> {
     let link = link()?;
+    let captured = !sync && is_pinned(from) && work::is_captured(stream, pt)?;
     let stream = thread::stream(stream, pt)?;
+    if captured {
+        // Each run of the graph is to read what is there then: from where the device sees it.
+        return copy_there::<false>(to, window(from)?, len, stream);
+    }
     if len == 0 {
         return Ok(());
     }
@@ -80,7 +86,11 @@ fn copy_in(to: u64, from: u64, len: usize, stream: u64, sync: bool, pt: bool) ->
 
 fn copy_out(to: u64, from: u64, len: usize, stream: u64, sync: bool, pt: bool) -> Result<(), Code> {
     let link = link()?;
+    let captured = !sync && is_pinned(to) && work::is_captured(stream, pt)?;
     let stream = thread::stream(stream, pt)?;
+    if captured {
+        return copy_there::<false>(window(to)?, from, len, stream);
+    }
     if len == 0 {
         return if sync { link.take_late() } else { Ok(()) };
     }

@@ -202,6 +202,11 @@ pub(super) fn is_capturing() -> bool {
     OPEN.load(Ordering::Acquire) > 0
 }
 
+/// Whether work on this stream is captured.
+pub(crate) fn is_captured(stream: u64, per_thread: bool) -> Result<bool, Code> {
+    Ok(is_capturing() && info(stream, per_thread)?.status == ACTIVE)
+}
+
 pub(crate) unsafe extern "C" fn cuStreamBeginCapture_v2<const PT: bool>(
     stream: u64,
     mode: u32,

@@ -51,6 +51,42 @@ static void own_stream(void)
 	       codes[5]);
 }
 
+/* Copies between page-locked memory and the device's that a graph is to make. */
+static void captured(void)
+{
+	typedef unsigned long long word;
+	int (*retain)(void **, int) = dlsym(lib, "cuDevicePrimaryCtxRetain");
+	int (*set)(void *) = dlsym(lib, "cuCtxSetCurrent");
+	int (*pinned)(void **, size_t) = dlsym(lib, "cuMemAllocHost_v2");
+	int (*create)(void **, unsigned int) = dlsym(lib, "cuStreamCreate");
+	int (*begin)(void *, int) = dlsym(lib, "cuStreamBeginCapture_v2");
+	int (*in)(word, void *, size_t, void *) = dlsym(lib, "cuMemcpyHtoDAsync_v2");
+	int (*out)(void *, word, size_t, void *) = dlsym(lib, "cuMemcpyDtoHAsync_v2");
+	int (*graph)(void **, unsigned int) = dlsym(lib, "cuGraphCreate");
+	int (*add)(void **, void *, void **, size_t, word *, void *) =
+		dlsym(lib, "cuGraphAddMemcpyNode");
+	/* Source: host, kind, address. Destination: device. A row of 64 bytes. */
+	word copy[25] = { [4] = 1, [15] = 2, [17] = 4096, [22] = 64, [23] = 1, [24] = 1 };
+	void *context, *host, *stream, *made, *node, *pageable = copy;
+	int codes[9];
+
+	codes[0] = retain(&context, 0) | set(context);
+	codes[1] = pinned(&host, 4096);
+	codes[2] = create(&stream, 1);
+	codes[3] = begin(stream, 0);
+	codes[4] = in(4096, host, 64, stream);
+	codes[5] = out((char *)host + 64, 4096, 64, stream);
+	codes[6] = graph(&made, 0);
+	copy[5] = (word)host;
+	codes[7] = add(&node, made, NULL, 0, copy, context);
+	copy[5] = (word)pageable;
+	codes[8] = add(&node, made, NULL, 0, copy, context);
+	printf("captured=%d", codes[0]);
+	for (int i = 1; i < 9; i++)
+		printf(",%d", codes[i]);
+	printf("\n");
+}
+
 /* The same question twice, and another. */
 static void peers(void)
 {
@@ -103,6 +139,8 @@ int main(int argc, char **argv)
 			}
 		} else if (!strcmp(what, "own")) {
 			own_stream();
+		} else if (!strcmp(what, "captured")) {
+			captured();
 		} else if (!strcmp(what, "peers")) {
 			peers();
 		} else if (strstr(what, "Get")) {
