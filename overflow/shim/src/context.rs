@@ -3,6 +3,7 @@
 //! A primary context has two names: the handle that the program holds, which is the genuine local
 //! driver's where there is one (the runtime knows it before it asks), and the id on the wire.
 
+use crate::memory::forget_context;
 use crate::session::link;
 use crate::thread::{self, Current};
 use crate::{answer, ids, sent};
@@ -188,6 +189,7 @@ pub(crate) unsafe extern "C" fn cuDevicePrimaryCtxRelease(device: i32) -> Code {
             if context.uses == 0 {
                 context.end();
                 ask_primary(primary::RELEASE, context)?;
+                forget_context(context.current.handle);
             }
             Ok(())
         })
@@ -207,7 +209,9 @@ pub(crate) unsafe extern "C" fn cuDevicePrimaryCtxReset(device: i32) -> Code {
             // A command may have retained it there.
             context.uses = 0;
             context.end();
-            ask_primary(primary::RESET, context)
+            ask_primary(primary::RESET, context)?;
+            forget_context(context.current.handle);
+            Ok(())
         })
     };
     answer(reset())
@@ -343,7 +347,9 @@ pub(crate) unsafe extern "C" fn cuCtxDestroy(handle: u64) -> Code {
         let message = DestroyContext {
             context: context.wire,
         };
-        match link.post(DestroyContext::OP, |to| message.put(to)) {
+        let posted = link.post(DestroyContext::OP, |to| message.put(to));
+        forget_context(handle);
+        match posted {
             SUCCESS => Ok(()),
             code => Err(code),
         }

@@ -3,7 +3,7 @@
 use super::map::{self, What};
 use super::{reserve, shared, tell_maybe};
 use crate::answer;
-use crate::context::synchronize;
+use crate::context::{life, synchronize};
 use crate::kinds::handle;
 use crate::session::link;
 use ghost_wire::Decoder;
@@ -14,8 +14,9 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char};
 use std::sync::{Mutex, PoisonError};
 
-/// Module or library, context, whether it was asked for as a managed one, name.
-type Key = (u64, u64, bool, CString);
+/// Module or library, context and which of its lives, whether it was asked for as a managed one,
+/// name.
+type Key = (u64, u64, u64, bool, CString);
 
 /// Address and length. Guards them.
 static KNOWN: Mutex<Option<HashMap<Key, (u64, u64)>>> = Mutex::new(None);
@@ -40,6 +41,16 @@ pub(crate) fn forget_globals(of: u64) {
         known.retain(|(owner, ..), _| *owner != of);
     }
     map::write(|map| map.forget(of));
+}
+
+/// A context has ended: its managed memory ended with it, and what it was here is the program's
+/// alone.
+pub(crate) fn forget_context(context: u64) {
+    let mut managed = MANAGED.lock().unwrap_or_else(PoisonError::into_inner);
+    for start in map::write(|map| map.take_managed(context)) {
+        shared::end(start);
+        managed.retain(|&(_, at, _)| at != start);
+    }
 }
 
 /// Has both sides see the managed memory of a variable, with what is in it.
@@ -91,7 +102,8 @@ unsafe fn find<T: Handle>(
     // SAFETY: not null, and a text that ends.
     let name = unsafe { CStr::from_ptr(name) };
     let of = handle::<T>(of, false)?;
-    let key = (of, crate::thread::wire(), managed, name.to_owned());
+    let context = crate::thread::wire();
+    let key = (of, context, life(context), managed, name.to_owned());
     let known = {
         let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         known.as_ref().and_then(|known| known.get(&key).copied())

@@ -109,6 +109,13 @@ impl Map {
         }
     }
 
+    /// Takes away the managed memory of a context; where it was.
+    pub(super) fn take_managed(&mut self, context: u64) -> Vec<u64> {
+        let is = |range: &Range| range.what == What::Managed && range.context == context;
+        let gone = self.ranges.extract_if(.., |_, range| is(range));
+        gone.map(|(start, _)| start).collect()
+    }
+
     /// Forgets the variables of a module or library.
     pub(super) fn forget(&mut self, module: u64) {
         self.ranges
@@ -197,6 +204,21 @@ mod tests {
         let gone = map.remove(0x1000, |_| true);
         assert!(gone.is_some_and(|range| range.sync));
         assert_eq!(map.find(0x1000), None);
+    }
+
+    #[test]
+    fn managed_memory_ends_with_its_context() {
+        let mut map = Map::default();
+        let of = |start, context, what| Range {
+            context,
+            ..range(start, 4, what)
+        };
+        map.insert(of(0x1000, 7, What::Managed));
+        map.insert(of(0x2000, 8, What::Managed));
+        map.insert(of(0x3000, 7, What::Pinned { flags: 0 }));
+        assert_eq!(map.take_managed(7), [0x1000]);
+        assert!(map.find(0x1000).is_none() && map.find(0x2000).is_some());
+        assert!(map.find(0x3000).is_some());
     }
 
     #[test]

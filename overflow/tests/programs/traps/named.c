@@ -30,7 +30,9 @@ static void work(void)
 int main(void)
 {
 	CUcontext context, same;
-	CUdeviceptr at;
+	CUdeviceptr at, mine;
+	CUlibrary library;
+	size_t bytes;
 
 	/* The handle, and not more. */
 	context = start();
@@ -49,9 +51,24 @@ int main(void)
 	CHECK(cuDevicePrimaryCtxRelease(0));
 	WANT(!active());
 	work();
-	CHECK(cuDevicePrimaryCtxReset(0));
-	WANT(!active());
-	work();
+
+	/* Ended, with its memory, and begun again: a library is there in each of its lives. */
+	CHECK(cuLibraryLoadData(&library, kernels, NULL, NULL, 0, NULL, NULL, 0));
+	for (int i = 0; i < 3; i++) {
+		CHECK(cuLibraryGetManaged(&at, &bytes, library, "step"));
+		WANT(*(unsigned int *)at == 5);
+		*(unsigned int *)at = 6;
+		CHECK(cuMemAllocManaged(&mine, 4096, CU_MEM_ATTACH_GLOBAL));
+		*(unsigned int *)mine = 1;
+		CHECK(cuCtxSynchronize());
+		CHECK(cuDevicePrimaryCtxReset(0));
+		WANT(!active());
+		*(unsigned int *)mine = 2;
+		work();
+		WANT(cuMemFree(mine) == CUDA_ERROR_INVALID_VALUE);
+	}
+	CHECK(cuLibraryUnload(library));
+	CHECK(cuCtxSynchronize());
 	printf("named: active when retained\n");
 	return 0;
 }
