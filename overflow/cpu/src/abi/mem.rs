@@ -6,8 +6,8 @@ use crate::context::{Context, Res, current, lock, world};
 use crate::engine::{Op, engine};
 use crate::memory::{Alloc, Backing};
 use crate::result::{
-    HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE,
-    NOT_FOUND, NOT_SUPPORTED, OUT_OF_MEMORY,
+    HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, NOT_FOUND,
+    NOT_SUPPORTED, OUT_OF_MEMORY,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -292,65 +292,6 @@ fn managed(at: u64, len: usize) -> Res<()> {
         .ok_or(INVALID_VALUE)
 }
 
-/// Where a value of a stream's operation is.
-fn value_at(at: u64, len: u64) -> Res<usize> {
-    let host = lock(&world()?.memory).resolve(at, len);
-    host.filter(|_| at.is_multiple_of(len)).ok_or(INVALID_VALUE)
-}
-
-fn write_value(stream: usize, at: u64, value: u64, len: u64) -> Res<()> {
-    let stream = current()?.queue(stream)?;
-    value_at(at, len)?;
-    let work = move || {
-        let host = value_at(at, len).map_err(|_| ILLEGAL_ADDRESS)? as *mut u64;
-        // SAFETY: found just now, and aligned; what is freed is freed by this thread, or after it
-        // was waited for.
-        unsafe {
-            match len {
-                4 => host.cast::<u32>().write_volatile(value as u32),
-                _ => host.write_volatile(value),
-            }
-        }
-        Ok(())
-    };
-    engine().submit(stream, Op::Work(Box::new(work), Duration::ZERO));
-    Ok(())
-}
-
-/// `CU_STREAM_WAIT_VALUE_*`: at least (as a difference that is not negative), equal, any of these
-/// bits, not all of them.
-fn wait_value(stream: usize, at: u64, value: u64, len: u64, flags: u32) -> Res<()> {
-    let stream = current()?.queue(stream)?;
-    value_at(at, len)?;
-    if flags > 3 {
-        return Err(INVALID_VALUE);
-    }
-    let is = move || {
-        // What is gone is waited for no longer.
-        let Ok(host) = value_at(at, len) else {
-            return true;
-        };
-        // SAFETY: as in `write_value`.
-        let (now, mask) = unsafe {
-            match len {
-                4 => (
-                    (host as *const u32).read_volatile().into(),
-                    u64::from(u32::MAX),
-                ),
-                _ => ((host as *const u64).read_volatile(), u64::MAX),
-            }
-        };
-        match flags {
-            0 => now.wrapping_sub(value) & mask <= mask >> 1,
-            1 => now == value,
-            2 => now & value != 0,
-            _ => !(now | value) & mask != 0,
-        }
-    };
-    engine().submit(stream, Op::Until(Box::new(is)));
-    Ok(())
-}
-
 entries! {
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
         let context = current()?;
@@ -507,22 +448,6 @@ entries! {
     fn cuMemPrefetchAsync_v2(at: u64, len: usize, _location: u64, _flags: u32, stream: usize) {
         current()?.queue(stream)?;
         managed(at, len)
-    }
-
-    fn cuStreamWriteValue32_v2(stream: usize, at: u64, value: u32, _flags: u32) {
-        write_value(stream, at, value.into(), 4)
-    }
-
-    fn cuStreamWriteValue64_v2(stream: usize, at: u64, value: u64, _flags: u32) {
-        write_value(stream, at, value, 8)
-    }
-
-    fn cuStreamWaitValue32_v2(stream: usize, at: u64, value: u32, flags: u32) {
-        wait_value(stream, at, value.into(), 4, flags)
-    }
-
-    fn cuStreamWaitValue64_v2(stream: usize, at: u64, value: u64, flags: u32) {
-        wait_value(stream, at, value, 8, flags)
     }
 
     fn cuMemcpy(to: u64, from: u64, len: usize) {

@@ -1,5 +1,9 @@
 //! Copies of boxes: two and three dimensions, and all that touch an array.
 
+mod batch;
+
+pub(crate) use batch::*;
+
 use super::copy::{is_pinned, seen_by_all, source_ready};
 use super::host::window;
 use super::{done, map, publish};
@@ -420,101 +424,6 @@ pub(crate) unsafe extern "C" fn cuMemcpy3DAsync_v2<const PT: bool>(
     unsafe { copy_3d(descriptor, later::<PT>(stream)) }
 }
 
-/// `CUmemcpy3DOperand`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Operand {
-    kind: u32,
-    at: u64,
-    row: usize,
-    rows: usize,
-    _hint: u64,
-}
-
-/// `CUDA_MEMCPY3D_BATCH_OP`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct BatchCopy {
-    from: Operand,
-    to: Operand,
-    extent: [usize; 3],
-    _order: u32,
-    _flags: u32,
-}
-
-impl Operand {
-    /// The place; elements are bytes where no array is an end. The shim does not know the elements
-    /// of arrays.
-    fn place(&self) -> Result<Place, Code> {
-        /// `CU_MEMCPY_OPERAND_TYPE_POINTER` and `_ARRAY`.
-        const POINTER: u32 = 1;
-        const IN_ARRAY: u32 = 2;
-        match self.kind {
-            POINTER => Ok(Place {
-                pitch: self.row,
-                height: self.rows,
-                ..Place::flat(UNIFIED, self.at)
-            }),
-            IN_ARRAY => Err(NOT_SUPPORTED),
-            _ => Err(INVALID_VALUE),
-        }
-    }
-}
-
-/// # Safety
-/// `all` is null or has `count` copies; `failed` is null or room for a number.
-unsafe fn batch(
-    count: usize,
-    all: *const BatchCopy,
-    failed: *mut usize,
-    flags: u64,
-    how: How,
-) -> Result<(), Code> {
-    link()?;
-    if all.is_null() || count == 0 || flags != 0 {
-        return Err(INVALID_VALUE);
-    }
-    for at in 0..count {
-        // SAFETY: not null, and `count` of them.
-        let one = unsafe { all.add(at).read_unaligned() };
-        let done = one.from.place().and_then(|from| {
-            let to = one.to.place()?;
-            match one.extent.contains(&0) {
-                true => Err(INVALID_VALUE),
-                false => copy(from, to, one.extent, how),
-            }
-        });
-        if let Err(code) = done {
-            // SAFETY: null, or the program's own room.
-            unsafe { super::tell_maybe(failed, at) };
-            return Err(code);
-        }
-    }
-    Ok(())
-}
-
-pub(crate) unsafe extern "C" fn cuMemcpy3DBatchAsync<const PT: bool>(
-    count: usize,
-    all: *const BatchCopy,
-    failed: *mut usize,
-    flags: u64,
-    stream: u64,
-) -> Code {
-    // SAFETY: handed on.
-    answer(unsafe { batch(count, all, failed, flags, later::<PT>(stream)) })
-}
-
-pub(crate) unsafe extern "C" fn cuMemcpy3DBatchAsync_v2<const PT: bool>(
-    count: usize,
-    all: *const BatchCopy,
-    flags: u64,
-    stream: u64,
-) -> Code {
-    let failed = std::ptr::null_mut();
-    // SAFETY: handed on.
-    answer(unsafe { batch(count, all, failed, flags, later::<PT>(stream)) })
-}
-
 fn row(from: Place, to: Place, len: usize, how: How) -> Code {
     answer(copy(from, to, [len, 1, 1], how))
 }
@@ -599,7 +508,6 @@ mod tests {
     #[test]
     fn descriptors_have_the_sizes_of_cuda() {
         assert_eq!((size_of::<Copy2D>(), size_of::<Copy3D>()), (128, 200));
-        assert_eq!((size_of::<Operand>(), size_of::<BatchCopy>()), (40, 112));
     }
 
     #[test]
