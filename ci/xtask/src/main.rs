@@ -33,9 +33,11 @@ enum Task {
     },
     /// Measure every promise on a real GPU: all parts, or one by name. Needs root.
     Device {
-        /// `peers`, `shares`, `latency`, `limits`, `memory`, `faults`, `scale`, `driver` or
-        /// `overflow`.
+        /// `peers`, `shares`, `latency`, `limits`, `memory`, `faults`, `scale`, `driver`,
+        /// `overflow` or `pytorch`.
         name: Option<String>,
+        #[command(flatten)]
+        asked: device::Asked,
         /// One JSON document instead of a table.
         #[arg(long)]
         json: bool,
@@ -52,7 +54,7 @@ fn main() -> ExitCode {
     let done = match Args::parse().task {
         Task::Demo { json } => demo::run(json),
         Task::Bench { name, json } => bench::run(name.as_deref(), json),
-        Task::Device { name, json } => device::run(name.as_deref(), json),
+        Task::Device { name, asked, json } => device::run(name.as_deref(), asked, json),
         Task::Gen { check } => generate::run(check),
     };
     done.unwrap_or_else(|e| {

@@ -8,6 +8,7 @@ mod limits;
 mod memory;
 mod overflow;
 mod peers;
+mod pytorch;
 mod scale;
 mod shares;
 
@@ -29,6 +30,14 @@ pub(crate) struct Lab {
     /// Kernels of 1 ms a second, alone and without Ghost.
     alone: f64,
     dir: tempfile::TempDir,
+    asked: Asked,
+}
+
+/// What was asked of the part `pytorch`.
+#[derive(clap::Args)]
+pub struct Asked {
+    /// Workloads of `pytorch`; all where none is named.
+    only: Vec<String>,
 }
 
 type Part = (&'static str, fn(&mut Lab) -> Result<()>);
@@ -44,10 +53,11 @@ const PARTS: &[Part] = &[
     ("scale", scale::run),
     ("driver", driver::run),
     ("overflow", overflow::run),
+    ("pytorch", pytorch::run),
 ];
 
 /// Runs one part, or all of them. A part that breaks off leaves a failed row and the others run.
-pub fn run(only: Option<&str>, json: bool) -> Result<ExitCode> {
+pub fn run(only: Option<&str>, asked: Asked, json: bool) -> Result<ExitCode> {
     if Kind::here() == Kind::Sim {
         bail!(
             "the device suite needs root and a GPU with NVIDIA's driver; `ci/demo` runs on the simulator"
@@ -60,7 +70,7 @@ pub fn run(only: Option<&str>, json: bool) -> Result<ExitCode> {
             known.join(", ")
         );
     }
-    let mut lab = Lab::new()?;
+    let mut lab = Lab::new(asked)?;
     for (name, part) in PARTS
         .iter()
         .filter(|(name, _)| only.is_none_or(|n| n == *name))
@@ -74,7 +84,7 @@ pub fn run(only: Option<&str>, json: bool) -> Result<ExitCode> {
 }
 
 impl Lab {
-    fn new() -> Result<Lab> {
+    fn new(asked: Asked) -> Result<Lab> {
         let dir = tempfile::Builder::new().prefix("ghost-device-").tempdir()?;
         let said = Command::new(beside("ghost-burn")?)
             .arg("--calibrate")
@@ -91,6 +101,7 @@ impl Lab {
             iters_per_ms,
             alone: 0.0,
             dir,
+            asked,
         };
         let load = lab.bare("alone", &["1000", LONG])?;
         sleep_ms(500.0);

@@ -1,0 +1,183 @@
+//! PyTorch through overflow: the same programs by the local driver and through the shim to an
+//! executor on the loopback, in the same run. Results are compared, then times.
+
+mod said;
+
+use super::Lab;
+use crate::checks::{Check, Limit};
+use crate::loads::now_ms;
+use anyhow::{Context, Result, ensure};
+use ghost_overflow_tests::pytorch::FILES;
+use ghost_overflow_tests::{Executor, Place, Process, Stage, Ticket, until};
+use said::{Line, lines, same};
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::Duration;
+
+/// The longest that a process may take.
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// Workloads whose results are compared: a file and those that one process runs.
+type Group = (&'static str, &'static [&'static str]);
+
+/// Those that run beside each other.
+const BESIDE: &[Group] = &[
+    (
+        "ops.py",
+        &[
+            "mlp", "encoder", "graph", "threads", "loader", "streams", "conv", "sdpa", "fft",
+            "linalg", "sparse", "random", "sort",
+        ],
+    ),
+    ("ops.py", &["compiled"]),
+    ("memory.py", &["expandable"]),
+    ("memory.py", &["pools"]),
+    ("host.py", &["spawn", "fork"]),
+];
+/// And those that look at the GPU's memory.
+const ALONE: &[Group] = &[("host.py", &["facts", "visible"])];
+
+type Lines = BTreeMap<String, Line>;
+
+/// What all programs are run with.
+struct Bed {
+    stage: Stage,
+    ticket: Ticket,
+    _executor: Executor,
+}
+
+pub(super) fn run(lab: &mut Lab) -> Result<()> {
+    let ask = ["-c", "import torch; torch.cuda.init()"];
+    let asked = Command::new("python3").args(ask).output();
+    ensure!(
+        asked.is_ok_and(|o| o.status.success()),
+        "no python3 here has a PyTorch that finds the GPU"
+    );
+    let bed = Bed::new()?;
+    let only = lab.asked.only.clone();
+    for groups in [BESIDE, ALONE] {
+        let groups: Vec<(&str, Vec<&str>)> = groups
+            .iter()
+            .map(|(file, names)| (*file, wanted(&only, names)))
+            .filter(|(_, names)| !names.is_empty())
+            .collect();
+        equal(lab, &bed, &groups)?;
+    }
+    Ok(())
+}
+
+/// The names that were asked for.
+fn wanted<'a>(only: &[String], names: &[&'a str]) -> Vec<&'a str> {
+    let asked = |name: &&&str| only.is_empty() || only.iter().any(|o| o == **name);
+    names.iter().filter(asked).copied().collect()
+}
+
+/// Rows that all said the same as two local runs did. What one process did not come to, it is
+/// asked for alone.
+fn equal(lab: &mut Lab, bed: &Bed, groups: &[(&str, Vec<&str>)]) -> Result<()> {
+    let places = [Place::Local, Place::Local, Place::There(&bed.ticket)];
+    let mut running = Vec::new();
+    for (file, names) in groups {
+        for place in places {
+            running.push(bed.start(place, file, names, &[])?);
+        }
+    }
+    let mut ended = running.into_iter().map(|process| finish(process).0);
+    for (file, names) in groups {
+        let [first, second, mut there] = [(); 3].map(|()| ended.next().unwrap_or_default());
+        for name in names {
+            let mut why = String::new();
+            if names.len() > 1 && there.get(*name).is_none_or(|line| line.error.is_some()) {
+                let process = bed.start(places[2], file, &[name], &[])?;
+                let (alone, said) = finish(process);
+                there.extend(alone);
+                why = said;
+            }
+            row(
+                lab,
+                name,
+                [first.get(*name), second.get(*name)],
+                there.get(*name),
+                &why,
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The row of one workload.
+fn row(lab: &mut Lab, name: &str, local: [Option<&Line>; 2], there: Option<&Line>, why: &str) {
+    let said = match (local, there) {
+        ([Some(first), Some(second)], Some(there)) => same([first, second], there),
+        (_, None) => Err(format!("there: it said nothing: {why}")),
+        _ => Err("local: it said nothing".to_owned()),
+    };
+    if let Err(why) = &said {
+        eprintln!("  {name}: {why}");
+    }
+    lab.report.push(Check::new(
+        format!("PyTorch, {name}: equal to local"),
+        1.0,
+        f64::from(u8::from(said.is_ok())),
+        "",
+        Limit::AtLeast,
+    ));
+}
+
+/// Waits for the end of a process, and kills it where that does not come: what it had said, and
+/// the end of its errors.
+fn finish(mut process: Process) -> (Lines, String) {
+    until(LONGEST, || process.ended());
+    let out = lines(&process.out());
+    let why = match process.end(Duration::ZERO) {
+        Ok(said) => format!("{}: {}", said.status, tail(&said.err)),
+        Err(e) => tail(&format!("{e:#}")),
+    };
+    (out, why)
+}
+
+/// The last lines.
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.trim().lines().collect();
+    lines[lines.len().saturating_sub(8)..].join("\n    ")
+}
+
+impl Bed {
+    fn new() -> Result<Bed> {
+        let stage = Stage::new()?;
+        for (name, text) in FILES {
+            std::fs::write(stage.path().join(name), text)?;
+        }
+        let cache = stage.path().join("cache");
+        let cache = cache.to_str().context("the folder's name is no text")?;
+        let args = ["--device", "nvidia", "--cache", cache];
+        let executor = Executor::start(stage.path(), &args)?;
+        let ticket = stage.ticket(executor.address());
+        Ok(Bed {
+            stage,
+            ticket,
+            _executor: executor,
+        })
+    }
+
+    /// Starts the program for some of its workloads.
+    fn start(
+        &self,
+        place: Place<'_>,
+        file: &str,
+        names: &[&str],
+        more: &[&str],
+    ) -> Result<Process> {
+        let mut command = self.stage.command(place, "python3".as_ref())?;
+        // Nothing that another process has compiled is taken.
+        let caches = tempfile::tempdir_in(self.stage.path())?.keep();
+        command
+            .arg(self.stage.path().join(file))
+            .args(names)
+            .args(more)
+            .env("TORCHINDUCTOR_CACHE_DIR", caches.join("inductor"))
+            .env("TRITON_CACHE_DIR", caches.join("triton"))
+            .env("STARTED_S", (now_ms() / 1e3).to_string());
+        self.stage.start(&mut command)
+    }
+}
