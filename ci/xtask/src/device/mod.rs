@@ -38,6 +38,12 @@ pub(crate) struct Lab {
 pub struct Asked {
     /// Workloads of `pytorch`; all where none is named.
     only: Vec<String>,
+    /// Of `pytorch`: write the plot of what waiting and longer ways cost.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<std::path::PathBuf>,
+    /// Of `pytorch`: nothing but a training that goes on for so long.
+    #[arg(long, value_name = "MINUTES")]
+    soak: Option<f64>,
 }
 
 type Part = (&'static str, fn(&mut Lab) -> Result<()>);

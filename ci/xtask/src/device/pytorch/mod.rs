@@ -1,7 +1,10 @@
 //! PyTorch through overflow: the same programs by the local driver and through the shim to an
 //! executor on the loopback, in the same run. Results are compared, then times.
 
+mod plot;
 mod said;
+mod soak;
+mod timed;
 
 use super::Lab;
 use crate::checks::{Check, Limit};
@@ -43,7 +46,7 @@ type Lines = BTreeMap<String, Line>;
 struct Bed {
     stage: Stage,
     ticket: Ticket,
-    _executor: Executor,
+    executor: Executor,
 }
 
 pub(super) fn run(lab: &mut Lab) -> Result<()> {
@@ -54,6 +57,9 @@ pub(super) fn run(lab: &mut Lab) -> Result<()> {
         "no python3 here has a PyTorch that finds the GPU"
     );
     let bed = Bed::new()?;
+    if let Some(minutes) = lab.asked.soak {
+        return soak::run(lab, &bed, minutes);
+    }
     let only = lab.asked.only.clone();
     for groups in [BESIDE, ALONE] {
         let groups: Vec<(&str, Vec<&str>)> = groups
@@ -63,7 +69,7 @@ pub(super) fn run(lab: &mut Lab) -> Result<()> {
             .collect();
         equal(lab, &bed, &groups)?;
     }
-    Ok(())
+    timed::run(lab, &bed)
 }
 
 /// The names that were asked for.
@@ -156,7 +162,7 @@ impl Bed {
         Ok(Bed {
             stage,
             ticket,
-            _executor: executor,
+            executor,
         })
     }
 
@@ -168,7 +174,25 @@ impl Bed {
         names: &[&str],
         more: &[&str],
     ) -> Result<Process> {
-        let mut command = self.stage.command(place, "python3".as_ref())?;
+        let command = self.stage.command(place, "python3".as_ref())?;
+        self.start_as(command, file, names, more)
+    }
+
+    /// The same by the local driver, behind a command of other words.
+    fn start_under(&self, prefix: &str, file: &str, names: &[&str]) -> Result<Process> {
+        let mut words = prefix.split_whitespace();
+        let mut command = Command::new(words.next().context("the prefix is empty")?);
+        command.args(words).arg("python3");
+        self.start_as(command, file, names, &[])
+    }
+
+    fn start_as(
+        &self,
+        mut command: Command,
+        file: &str,
+        names: &[&str],
+        more: &[&str],
+    ) -> Result<Process> {
         // Nothing that another process has compiled is taken.
         let caches = tempfile::tempdir_in(self.stage.path())?.keep();
         command
