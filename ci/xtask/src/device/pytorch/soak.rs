@@ -51,7 +51,7 @@ pub(super) fn run(lab: &mut Lab, bed: &Bed, minutes: f64) -> Result<()> {
         let row = format!("a training of {minutes} min: memory of {name}");
         lab.report.push(Check::told(row, last / 1024.0, "MiB"));
     }
-    let ((local, why), (there, why_there)) = (finish(local), finish(there));
+    let ((local, why), (there, why_there)) = (finish(local, MORE), finish(there, MORE));
     let losses = |lines: &BTreeMap<String, Line>| lines.get("soak")?.result.get("losses").cloned();
     let local = losses(&local).with_context(|| format!("local: {why}"))?;
     let there = losses(&there).with_context(|| format!("there: {why_there}"))?;

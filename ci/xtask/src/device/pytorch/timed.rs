@@ -2,7 +2,7 @@
 
 use super::plot::{Point, svg};
 use super::said::Line;
-use super::{Bed, Lines, finish, row, wanted};
+use super::{Bed, LONGEST, Lines, finish, row, wanted};
 use crate::checks::{Check, Limit};
 use crate::device::Lab;
 use crate::loads::quantile;
@@ -44,8 +44,8 @@ const PROCESSES: &[&[Timed]] = &[
 ];
 /// From a process's start to its first result, of local, at most.
 const FIRST: f64 = 1.5;
-/// What the ablation runs, in one process.
-const ABLATED: [&str; 3] = ["gpt", "resnet", "launches"];
+/// What the ablation runs, in one process; what may take longest comes last.
+const ABLATED: [&str; 3] = ["launches", "resnet", "gpt"];
 
 const fn timed(
     name: &'static str,
@@ -63,6 +63,12 @@ const fn timed(
 
 /// Median seconds of a step of each program, by the local driver and there.
 type Medians = BTreeMap<&'static str, [f64; 2]>;
+
+/// What can be asked for.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    let timed = PROCESSES.iter().flat_map(|process| *process);
+    timed.map(|timed| timed.name).chain(["peer", "ablation"])
+}
 
 pub(super) fn run(lab: &mut Lab, bed: &Bed) -> Result<()> {
     let only = lab.asked.only.clone();
@@ -93,7 +99,7 @@ fn beside(lab: &mut Lab, bed: &Bed, process: &[Timed], medians: &mut Medians) ->
             .into_iter()
             .zip(&mut runs)
         {
-            let (lines, said) = finish(bed.start(place, FILE, &names, &[])?);
+            let (lines, said) = finish(bed.start(place, FILE, &names, &[])?, LONGEST);
             runs.push(lines);
             why = said;
         }
@@ -163,7 +169,7 @@ fn peer(lab: &mut Lab, bed: &Bed, medians: &Medians) -> Result<()> {
         return Ok(());
     };
     let name = "GPT-2 training step through the peer: of local";
-    let (lines, why) = finish(bed.start_under(&prefix, FILE, &["gpt"])?);
+    let (lines, why) = finish(bed.start_under(&prefix, FILE, &["gpt"])?, LONGEST);
     match (lines.get("gpt").and_then(median), medians.get("gpt")) {
         (Some(peer), Some([local, _])) => ratio(lab, name.to_owned(), [*local, peer], None),
         (None, _) => lab.report.failed(name, &anyhow!(why)),
@@ -183,7 +189,10 @@ fn median(line: &Line) -> Option<f64> {
 fn ablation(lab: &mut Lab, bed: &Bed, medians: &Medians) -> Result<()> {
     let measure = |place: Place<'_>| -> Result<(Lines, String)> {
         let more = ["--seconds", SECONDS];
-        Ok(finish(bed.start(place, FILE, &ABLATED, &more)?))
+        Ok(finish(
+            bed.start(place, FILE, &ABLATED, &more)?,
+            LONGEST * 2,
+        ))
     };
     // What was measured with care is not measured again.
     let known = |at: usize| -> Option<BTreeMap<&str, f64>> {
