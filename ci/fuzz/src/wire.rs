@@ -44,5 +44,5 @@ macro_rules! any {
 fn one(op: Op, body: &[u8]) {
     any!(op body: Use Primary CreateContext DestroyContext Launch CopyIn CopyOut CopyBox Wait
         HostCall CallbackDone Load Unload Name Resolve Share Unshare WriteShared CaptureInfo
-        AddKernelNode SetExecKernel AddCopyNode AddHostNode Bye);
+        AddKernelNode SetExecKernel AddCopyNode AddHostNode Monitor Bye);
 }

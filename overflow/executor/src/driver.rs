@@ -291,6 +291,7 @@ calls! {
     #[pointers] fn cuMemHostGetDevicePointer_v2(device: &mut u64, at: *mut u8, flags: u32);
     fn cuMemAllocManaged(at: &mut u64, len: usize, flags: u32);
     fn cuMemFree_v2(at: u64);
+    fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
     fn cuMemGetAddressRange_v2(start: &mut u64, len: &mut usize, at: u64);
     #[pointers] fn cuPointerGetAttribute(value: *mut u32, attribute: u32, at: u64);
     #[pointers] fn cuModuleLoadDataEx(module: &mut u64, image: *const u8, count: u32, options: *const u32, values: *mut u64);

@@ -11,6 +11,7 @@ mod images;
 mod kinds;
 mod link;
 pub mod listen;
+mod nvml;
 mod output;
 pub mod session;
 mod shared;

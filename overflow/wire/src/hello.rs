@@ -135,6 +135,40 @@ pub struct Device {
     pub attributes: Vec<Option<i32>>,
 }
 
+/// How a device does, by the NVML of its host; each `None` where that does not tell or is not there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Readings {
+    /// Version of the GPU's driver.
+    pub driver: Option<String>,
+    /// Version of NVML.
+    pub nvml: Option<String>,
+    /// Bytes of memory, as the executor's container has them: total, free, used. Where there is no
+    /// NVML, as `cuMemGetInfo` has them.
+    pub memory: Option<[u64; 3]>,
+    /// Percent of time in which kernels ran, and in which memory was read or written.
+    pub utilization: Option<[u32; 2]>,
+    /// Degrees Celsius of the GPU.
+    pub temperature: Option<u32>,
+    /// Milliwatts.
+    pub power: Option<u32>,
+    /// Milliwatts that are allowed: by whatever limits it, and as it was set.
+    pub power_limits: [Option<u32>; 2],
+    /// MHz, by `nvmlClockType_t`: graphics, multiprocessors, memory, video.
+    pub clocks: [Option<u32>; 4],
+    /// The most that they go to.
+    pub most_clocks: [Option<u32>; 4],
+    /// `nvmlBrandType_t`.
+    pub brand: Option<u32>,
+    /// `nvmlDeviceArchitecture_t`.
+    pub architecture: Option<u32>,
+    /// n of `/dev/nvidia<n>`, there.
+    pub minor: Option<u32>,
+    /// Whether persistence mode is on.
+    pub persistence: Option<u32>,
+    /// PCI ids: device and vendor, and the subsystem's.
+    pub pci: Option<[u32; 2]>,
+}
+
 /// What a load brought.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Loaded {
@@ -312,7 +346,7 @@ mod tests {
         };
         assert!(
             unlike(&other)
-                .is_some_and(|why| why.contains("version 99") && why.contains("version 1"))
+                .is_some_and(|why| why.contains("version 99") && why.contains("version 2"))
         );
         let other = Hello {
             table: 1,
@@ -342,6 +376,7 @@ mod tests {
             let _ = from_bytes::<Hello>(&bytes);
             let _ = from_bytes::<Welcome>(&bytes);
             let _ = from_bytes::<Loaded>(&bytes);
+            let _ = from_bytes::<Readings>(&bytes);
         }
     }
 }

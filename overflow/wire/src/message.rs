@@ -441,6 +441,11 @@ messages! {
         /// As in [`HostCall`].
         token: u64,
     }
+    /// Asks how a device does. Waited for: a [`crate::hello::Readings`].
+    Monitor = 0xf060 {
+        /// The device's number.
+        device: u32,
+    }
     /// The client has nothing more to say: an end in order.
     Bye = 0xf0ff {}
 }
@@ -493,6 +498,7 @@ mod tests {
             let _ = read::<CopyBox>(&bytes);
             let _ = read::<Load>(&bytes);
             let _ = read::<AddCopyNode>(&bytes);
+            let _ = read::<Monitor>(&bytes);
         }
     }
 

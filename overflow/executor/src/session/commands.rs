@@ -8,12 +8,14 @@ use crate::dispatch;
 use crate::handles::Handles;
 use crate::images::Images;
 use crate::kinds::{Call, Fault};
+use crate::nvml::Nvml;
 use ghost_wire::api::op;
 use ghost_wire::frame::Command;
 use ghost_wire::message::{self, *};
 use ghost_wire::result::{Code, STREAM_CAPTURE_UNSUPPORTED, SUCCESS};
 use ghost_wire::stats::Counter;
 use ghost_wire::{Encoder, Malformed, Object, Op};
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -69,6 +71,8 @@ pub(super) struct Session {
     pub(super) primaries: HashMap<i32, PrimaryContext>,
     /// Captures that have begun and not ended.
     captures: usize,
+    /// The host's NVML, once it was asked for.
+    pub(super) nvml: OnceCell<Option<Nvml>>,
 }
 
 impl Session {
@@ -83,6 +87,7 @@ impl Session {
             context: 0,
             primaries: HashMap::new(),
             captures: 0,
+            nvml: OnceCell::new(),
         }
     }
 
@@ -179,6 +184,7 @@ impl Session {
             SetExecKernel::OP => self.set_exec_kernel(&read(body)?),
             AddCopyNode::OP => self.add_copy_node(&read(body)?),
             AddHostNode::OP => self.add_host_node(&read(body)?),
+            Monitor::OP => self.monitor(read(body)?),
             other => Err(Malformed::Op(other.0).into()),
         }
     }

@@ -10,6 +10,7 @@ mod contexts;
 mod graphs;
 mod incoming;
 mod loads;
+mod monitor;
 mod work;
 
 use crate::calls::calls;
@@ -203,6 +204,7 @@ fn welcome(driver: &Driver) -> Welcome {
     }
 }
 
+/// What `ask` writes, with room for as many bytes as it is told; empty where it fails.
 fn text(ask: impl FnOnce(*mut u8, i32) -> Result<(), Code>) -> String {
     let mut room = [0_u8; 256];
     let code = ask(room.as_mut_ptr(), 256).err().unwrap_or(SUCCESS);

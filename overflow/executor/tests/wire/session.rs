@@ -5,7 +5,7 @@ use ghost_wire::api::op;
 use ghost_wire::frame::ReplyKind;
 use ghost_wire::hello::{self, Inject, Loaded};
 use ghost_wire::message::*;
-use ghost_wire::result::{INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE};
+use ghost_wire::result::{INVALID_DEVICE, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE};
 use ghost_wire::{Object, stats};
 
 const N: u32 = 1000;
@@ -354,4 +354,26 @@ fn commands_and_bytes_are_counted() {
     assert_eq!(count(stats::Counter::Posted), client.seq - 7);
     assert!(count(stats::Counter::BytesUp) > 8000 + client::KERNELS.len() as u64);
     assert!(count(stats::Counter::BytesDown) > 4000);
+}
+
+#[test]
+fn the_cpu_device_tells_of_its_memory_and_of_nothing_else() {
+    let executor = Executor::start(&[]);
+    let mut client = Client::open(&executor);
+    let seq = client.say(true, &Monitor { device: 0 });
+    let (code, body) = client.answer(seq);
+    assert_eq!(code, 0);
+    let readings: hello::Readings = hello::from_bytes(&body).unwrap();
+    let [total, free, used] = readings.memory.unwrap();
+    assert_eq!(total, client.welcome.devices[0].memory);
+    assert_eq!(free + used, total);
+    let rest = hello::Readings {
+        memory: None,
+        ..readings
+    };
+    assert_eq!(rest, hello::Readings::default());
+    for device in [client.welcome.devices.len() as u32, u32::MAX] {
+        let seq = client.say(true, &Monitor { device });
+        assert_eq!(client.answer(seq), (INVALID_DEVICE, vec![]));
+    }
 }
