@@ -36,8 +36,22 @@ const PACE: Duration = Duration::from_millis(20);
 const GONE: Duration = Duration::from_secs(2);
 /// The memory that nobody is charged for is told again when it has moved by this much.
 const OTHERS_STEP: u64 = 16 << 20;
+/// A broker that answered so long ago is being restarted: what is handed over meanwhile is kept for
+/// it. One that is away for longer is not waited for.
+const AWAY: Duration = Duration::from_secs(10);
 /// What the driver counts for each process is looked at this often.
 const OBSERVE: Micros = Micros(1_000_000);
+
+/// Why the broker did not do what it was asked.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum AskError {
+    /// It is away, or does not answer: it may have done it.
+    #[error("{0}: try `systemctl start ghost-guardian`")]
+    Away(String),
+    /// It says no.
+    #[error("{0}")]
+    Refused(String),
+}
 
 /// A listener that is held.
 #[derive(Debug)]
@@ -79,6 +93,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Memory {
     shared: Arc<Shared>,
     broker: Option<Broker>,
+    /// When it answered last.
+    answered: Option<Instant>,
     problem: Option<String>,
     observed: BTreeMap<(ProcId, Card), (Bytes, Option<Name>)>,
     observe_due: Micros,
@@ -102,6 +118,7 @@ impl Memory {
         let mut memory = Self {
             shared,
             broker: None,
+            answered: None,
             problem: None,
             observed: BTreeMap::new(),
             observe_due: Micros::ZERO,
@@ -167,6 +184,9 @@ impl Memory {
         self.ask(|broker| broker.set_cards(cards)).ok();
     }
 
+    /// Hands over a listener. While the broker is being restarted its listeners wait here: the
+    /// watching thread tries until it is back, and the calls under the filter wait meanwhile, as
+    /// those of programs do that ran before.
     pub(super) fn adopt(&mut self, container: &Name, listener: OwnedFd) -> Result<(), AdoptError> {
         let refused = |cause: String| AdoptError {
             container: container.clone(),
@@ -184,11 +204,21 @@ impl Memory {
         lock(&self.shared.told)
             .sessions
             .insert(session.clone(), held);
-        self.ask(|broker| broker.adopt(&session, container, &listener))
-            .map_err(|cause| {
+        let mut ask = || self.ask(|broker| broker.adopt(&session, container, &listener));
+        // Another one may be there already, to which the watching thread has told all.
+        let asked = ask().or_else(|error| match error {
+            AskError::Away(_) => ask(),
+            error => Err(error),
+        });
+        let is_restarted = self.answered.is_some_and(|at| at.elapsed() < AWAY);
+        match asked {
+            // Under the same name: one that was taken is not taken twice.
+            Err(AskError::Away(_)) if is_restarted => Ok(()),
+            other => other.map_err(|error| {
                 lock(&self.shared.told).sessions.remove(&session);
-                refused(cause)
-            })
+                refused(error.to_string())
+            }),
+        }
     }
 
     /// Asks for what is so now.
@@ -202,7 +232,7 @@ impl Memory {
     fn ask<R>(
         &mut self,
         call: impl FnOnce(&mut Broker) -> Result<R, ClientError>,
-    ) -> Result<R, String> {
+    ) -> Result<R, AskError> {
         let connected = match self.broker.take() {
             Some(broker) => Ok(broker),
             None => Broker::connect(&self.shared.path, TIMEOUT),
@@ -211,18 +241,19 @@ impl Memory {
         let error = match asked {
             Ok((Ok(answer), broker)) => {
                 self.broker = Some(broker);
+                self.answered = Some(Instant::now());
                 self.problem = None;
                 return Ok(answer);
             }
             Ok((Err(error @ ClientError::Refused { .. }), broker)) => {
                 self.broker = Some(broker);
-                return Err(said(&error));
+                return Err(AskError::Refused(said(&error)));
             }
             Ok((Err(error), _)) | Err(error) => error,
         };
-        let cause = format!("{}: try `systemctl start ghost-guardian`", said(&error));
-        self.problem = Some(format!("memory limits are not held: {cause}"));
-        Err(cause)
+        let away = AskError::Away(said(&error));
+        self.problem = Some(format!("memory limits are not held: {away}"));
+        Err(away)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use ghost_standin::DEV_ENV;
 
@@ -92,9 +93,15 @@ fn limits_hold_while_ghostd_is_away_and_programs_wait_for_the_guardian() {
     // The listener came through two ghostds, and goes to a second guardian.
     host.guardian.kill();
     one.tell("alloc=100M");
+    // What is started while it is away waits for it too.
+    let mut late = Program::start(&host, "a");
+    late.tell("alloc=4G");
+    std::thread::sleep(Duration::from_secs(1));
     host.guardian.start_again();
     let line = one.answer();
     assert!(is_made(&line), "{line}");
+    assert_eq!(late.answer(), "alloc out of memory");
+    late.end();
     one.is_refused(800);
     let mut two = Program::start(&host, "a");
     two.is_refused(800);
