@@ -56,7 +56,8 @@ const ARROWS: &[(&str, &[&str])] = &[
         "ghost-conformance",
         &["ghost-model", "ghost-backend", "ghost-rm", "ghost-uapi"],
     ),
-    ("ghost-shim", &["ghost-wire"]),
+    ("ghost-link", &["ghost-wire"]),
+    ("ghost-shim", &["ghost-link", "ghost-wire"]),
     ("ghost-overflow-tests", &["ghost-wire"]),
     // Nothing depends on it.
     (

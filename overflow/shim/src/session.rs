@@ -3,7 +3,7 @@
 use crate::link::{Handlers, Link};
 use crate::{context, genuine, memory, stats, tables, thread, work};
 use ghost_wire::api::KNOWN;
-use ghost_wire::hello::{TICKET_ENV, Ticket, Welcome};
+use ghost_wire::hello::Welcome;
 use ghost_wire::result::{
     Code, DEINITIALIZED, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, SYSTEM_NOT_READY,
 };
@@ -49,14 +49,7 @@ static TICKET: OnceLock<OsString> = OnceLock::new();
 
 /// Whether the process computes elsewhere; asked for once, when the library is loaded.
 pub(crate) fn is_elsewhere() -> bool {
-    let Some(path) = std::env::var_os(TICKET_ENV).filter(|path| !path.is_empty()) else {
-        return false;
-    };
-    // SAFETY: asks the kernel's word at the start of the process.
-    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
-        return false;
-    }
-    TICKET.set(path).is_ok()
+    ghost_link::path().is_some_and(|path| TICKET.set(path).is_ok())
 }
 
 /// The link to the executor, once `cuInit` has opened it.
@@ -149,36 +142,23 @@ pub(crate) fn open() -> Result<&'static Session, Code> {
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 enum OpenError {
-    #[error("the ticket {path:?} can't be read: {source}")]
-    Ticket {
-        path: OsString,
-        source: std::io::Error,
-    },
-    #[error("the ticket {path:?} is broken: {source}")]
-    Broken {
-        path: OsString,
-        source: serde_json::Error,
-    },
     #[error(transparent)]
-    Connect(#[from] crate::link::ConnectError),
+    Ticket(#[from] ghost_link::TicketError),
+    #[error(transparent)]
+    Connect(#[from] ghost_link::ConnectError),
     #[error("threads can't be started: {0}")]
     Threads(std::io::Error),
 }
 
 fn connect() -> Result<Session, OpenError> {
     let path = TICKET.get().cloned().unwrap_or_default();
-    let text = std::fs::read(&path).map_err(|source| OpenError::Ticket {
-        path: path.clone(),
-        source,
-    })?;
-    let ticket: Ticket =
-        serde_json::from_slice(&text).map_err(|source| OpenError::Broken { path, source })?;
+    let ticket = ghost_link::read(&path)?;
     if let Some(directory) = &ticket.stats
         && let Err(error) = stats::keep_in(Path::new(directory))
     {
         say(format_args!("no counters in {directory:?}: {error}"));
     }
-    let opened = crate::link::open(&ticket)?;
+    let opened = ghost_link::open(&ticket, ghost_link::drivers_variables())?;
     let welcome = opened.welcome.clone();
     let handlers = Handlers {
         context: thread::wire,

@@ -1,6 +1,6 @@
 //! The commands on their way: threads append to one buffer, and whoever flushes it writes for all.
 
-use super::stream::Stream;
+use ghost_link::Stream;
 use ghost_wire::frame::{COMMAND_MAX, Command};
 use ghost_wire::message::{Field, Message, Use};
 use ghost_wire::stats::Counter;

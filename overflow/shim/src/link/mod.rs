@@ -6,19 +6,17 @@
 //! readers.
 
 mod commands;
-mod connect;
 mod landings;
 mod readers;
 mod region;
-mod stream;
 #[cfg(test)]
 mod tests;
 mod waiters;
 
-pub(crate) use connect::{ConnectError, Opened, open};
 pub(crate) use region::Region;
 
 use commands::{ANY, Commands};
+use ghost_link::{Opened, Stream};
 use ghost_wire::frame::{Data, DataKind};
 use ghost_wire::message::{Bye, CallbackDone, Field, Message};
 use ghost_wire::result::{CONTEXT_IS_DESTROYED, Code, INVALID_VALUE, SUCCESS, UNKNOWN};
@@ -31,7 +29,6 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
-use stream::Stream;
 use waiters::Waiters;
 
 /// What the link asks for, and calls when something comes unasked.

@@ -1,8 +1,8 @@
 //! The threads that read what comes from the executor, and the one that runs callbacks.
 
-use super::stream::Stream;
 use super::waiters::Answer;
 use super::{Link, Region};
+use ghost_link::Stream;
 use ghost_wire::frame::{Data, DataKind, Reply, ReplyKind};
 use ghost_wire::result::Code;
 use ghost_wire::stats::Counter;

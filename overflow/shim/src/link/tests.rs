@@ -74,7 +74,7 @@ fn pair(wait_always: bool) -> (Arc<Link>, Peer) {
         peer.reply(ReplyKind::Welcome, 0, 0, 0, &welcome);
         peer
     });
-    let opened = open(&ticket).unwrap();
+    let opened = ghost_link::open(&ticket, vec![]).unwrap();
     assert_eq!(opened.welcome.driver, 12080);
     let link = Link::start(opened, &address, wait_always, HANDLERS).unwrap();
     (link, accepting.join().unwrap())

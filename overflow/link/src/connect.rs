@@ -1,6 +1,6 @@
 //! Opens the four connections of a session.
 
-use super::stream::{Stream, secure, tune};
+use crate::stream::{Stream, secure, tune};
 use ghost_wire::frame::{Reply, ReplyKind};
 use ghost_wire::hello::{
     self, ENVIRONMENT, Hello, MAGIC, MAX, Role, Tenant, Ticket, Verdict, Welcome,
@@ -19,10 +19,15 @@ const WELCOME: Duration = Duration::from_secs(60);
 
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ConnectError {
+pub enum ConnectError {
     /// The peer's name is not known.
     #[error("the peer {address} is not known: {source}")]
-    Resolve { address: String, source: io::Error },
+    Resolve {
+        /// As in the ticket.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
     /// Unprotected, and not on this host.
     #[error(
         "the peer {0} is another host and the ticket has no fingerprint of its certificate: add it \
@@ -34,32 +39,68 @@ pub(crate) enum ConnectError {
     Fingerprint(String),
     /// No connection.
     #[error("the peer {address} can't be reached: {source}")]
-    Reach { address: String, source: io::Error },
+    Reach {
+        /// As in the ticket.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
     /// The connection failed within the handshake.
     #[error("the peer {address} did not answer as it should: {source}")]
-    Handshake { address: String, source: io::Error },
+    Handshake {
+        /// As in the ticket.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
     /// TLS could not begin.
     #[error("TLS can't be used: {0}")]
     Tls(#[from] rustls::Error),
     /// What the peer sent is no part of a handshake.
     #[error("the peer {address} sent what is no part of Ghost's handshake: {source}")]
-    Malformed { address: String, source: Malformed },
+    Malformed {
+        /// As in the ticket.
+        address: String,
+        /// Why.
+        source: Malformed,
+    },
     /// It said no.
     #[error("the peer {address} refused: {why}")]
-    Refused { address: String, why: String },
+    Refused {
+        /// As in the ticket.
+        address: String,
+        /// Its word.
+        why: String,
+    },
 }
 
 /// The four connections, in the order of [`Role::ALL`], and the welcome.
-pub(crate) struct Opened {
-    pub(crate) commands: Stream,
-    pub(crate) replies: Stream,
-    pub(crate) up: Stream,
-    pub(crate) down: Stream,
-    pub(crate) welcome: Welcome,
+#[derive(Debug)]
+pub struct Opened {
+    /// [`Role::Commands`].
+    pub commands: Stream,
+    /// [`Role::Replies`], after the welcome.
+    pub replies: Stream,
+    /// [`Role::Up`].
+    pub up: Stream,
+    /// [`Role::Down`].
+    pub down: Stream,
+    /// What the far side told of itself.
+    pub welcome: Welcome,
 }
 
-/// Opens a session as `ticket` says.
-pub(crate) fn open(ticket: &Ticket) -> Result<Opened, ConnectError> {
+/// The variables of this program's environment that are meant for the driver.
+#[must_use]
+pub fn drivers_variables() -> Vec<(String, String)> {
+    let set = |name: &&str| Some(((*name).to_owned(), std::env::var(name).ok()?));
+    ENVIRONMENT.iter().filter_map(set).collect()
+}
+
+/// Opens a session as `ticket` says, served by a driver with `environment`.
+///
+/// # Errors
+/// [`ConnectError`].
+pub fn open(ticket: &Ticket, environment: Vec<(String, String)>) -> Result<Opened, ConnectError> {
     let address = ticket.address.as_str();
     let resolved: Vec<SocketAddr> = address
         .to_socket_addrs()
@@ -89,10 +130,7 @@ pub(crate) fn open(ticket: &Ticket) -> Result<Opened, ConnectError> {
         token: ticket.token.clone(),
         tenant: tenant(ticket),
         inject: ticket.inject,
-        environment: ENVIRONMENT
-            .iter()
-            .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)))
-            .collect(),
+        environment,
     };
     let mut one = |role| {
         hello.role = role;
@@ -255,7 +293,7 @@ mod tests {
             address: "192.0.2.1:7000".to_owned(),
             ..Ticket::default()
         };
-        let why = open(&ticket).err().map(|e| e.to_string());
+        let why = open(&ticket, vec![]).err().map(|e| e.to_string());
         assert!(
             why.is_some_and(|why| why.contains("192.0.2.1:7000") && why.contains("fingerprint"))
         );

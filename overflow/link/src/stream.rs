@@ -14,14 +14,17 @@ use std::time::Duration;
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub enum Stream {
+    /// Unprotected: the peer is on this host.
     Plain(TcpStream),
+    /// TLS.
     Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
 }
 
 impl Stream {
     /// The socket.
-    pub(crate) fn socket(&self) -> &TcpStream {
+    #[must_use]
+    pub fn socket(&self) -> &TcpStream {
         match self {
             Self::Plain(socket) => socket,
             Self::Tls(tls) => &tls.sock,
@@ -29,7 +32,10 @@ impl Stream {
     }
 
     /// Writes `header` and then `data`.
-    pub(crate) fn send(&mut self, header: &[u8], data: &[u8]) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn send(&mut self, header: &[u8], data: &[u8]) -> io::Result<()> {
         let sent = match self {
             Self::Plain(socket) => {
                 socket.write_vectored(&[IoSlice::new(header), IoSlice::new(data)])?
