@@ -57,6 +57,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["ghost-model", "ghost-backend", "ghost-rm", "ghost-uapi"],
     ),
     ("ghost-link", &["ghost-wire"]),
+    ("ghost-nvml", &["ghost-link", "ghost-wire"]),
     ("ghost-shim", &["ghost-link", "ghost-wire"]),
     ("ghost-overflow-tests", &["ghost-wire"]),
     // Nothing depends on it.

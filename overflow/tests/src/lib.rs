@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const SHIM: &str = "libghost_shim.so";
+const NVML: &str = "libghost_nvml.so";
 const DEVICE: &str = "libghost_cpu_device.so";
 
 /// Which library a program gets for `libcuda.so.1`.
@@ -70,12 +71,17 @@ impl Stage {
             .prefix("ghost-overflow-")
             .tempdir()?;
         std::fs::create_dir(dir.path().join("stats"))?;
-        for (folder, library) in [("shim", SHIM), ("device", DEVICE)] {
-            let folder = dir.path().join(folder);
-            std::fs::create_dir(&folder)?;
-            // Where the CPU device is not built, only what needs it fails.
+        for folder in ["shim", "device"] {
+            std::fs::create_dir(dir.path().join(folder))?;
+        }
+        for (name, library) in [
+            ("shim/libcuda.so.1", SHIM),
+            ("shim/libnvidia-ml.so.1", NVML),
+            ("device/libcuda.so.1", DEVICE),
+        ] {
+            // Where one is not built, only what needs it fails.
             if let Ok(library) = built(library) {
-                symlink(library, folder.join("libcuda.so.1"))?;
+                symlink(library, dir.path().join(name))?;
             }
         }
         Ok(Self { dir })

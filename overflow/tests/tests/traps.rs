@@ -293,3 +293,36 @@ fn who_does_not_know_the_token_is_refused() -> Result<()> {
     }
     Ok(())
 }
+
+/// Elsewhere only: here it is the genuine library's.
+#[test]
+fn the_far_devices_are_those_of_nvml() -> Result<()> {
+    at_each(|stage, _, ticket| {
+        for visible in [None, Some("")] {
+            let mut command = stage.command(Place::There(ticket), &program("nvml"))?;
+            command.env_remove("CUDA_VISIBLE_DEVICES");
+            command.envs(visible.map(|value| ("CUDA_VISIBLE_DEVICES", value)));
+            let said = stage.start(&mut command)?.end(Duration::from_secs(60))?;
+            let out = said.right()?.out;
+            let computes = if visible.is_none() {
+                "; as CUDA has it"
+            } else {
+                ""
+            };
+            let device = "the first a Ghost CPU device (PTX interpreter)";
+            assert_eq!(out, format!("nvml: 1 devices, {device}{computes}\n"));
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn nvml_says_that_nobody_listens() -> Result<()> {
+    let stage = Stage::new()?;
+    let ticket = stage.ticket("127.0.0.1:1");
+    let said = stage.run(Place::There(&ticket), &program("nvml"), &[])?;
+    assert_eq!(said.status.code(), Some(2));
+    assert_eq!(said.out, "nvmlInit: 9\n");
+    assert!(said.err.contains("127.0.0.1:1"), "{}", said.err);
+    Ok(())
+}
