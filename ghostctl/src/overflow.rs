@@ -1,5 +1,5 @@
 //! What lets a program compute on a peer: a ticket, which names the peer and has its secret, and
-//! Ghost's libcuda in the place of the driver's. Both lie in a directory of the program's own.
+//! Ghost's libcuda and NVML in the place of the driver's. All lie in a directory of the program's own.
 
 use crate::client::{Client, Target};
 use crate::error::Error;
@@ -24,6 +24,10 @@ const BESIDE: [&str; 2] = ["overflow/libcuda.so.1", "libghost_shim.so"];
 const INSTALLED: &str = "/usr/lib/ghost/overflow/libcuda.so.1";
 /// The name that programs look for.
 const LIBCUDA: &str = "libcuda.so.1";
+/// The name of NVML that programs look for.
+const NVML: &str = "libnvidia-ml.so.1";
+/// The names under which Ghost's lies beside its libcuda: installed, and as cargo makes it.
+const NVMLS: [&str; 2] = [NVML, "libghost_nvml.so"];
 /// The dynamic linker's directories.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 
@@ -65,6 +69,13 @@ impl Elsewhere {
             .prefix("ghost-")
             .tempdir_in(runtime_dir());
         let dir = dir.map_err(failed)?;
+        match nvml(&shim) {
+            Some(nvml) => symlink(nvml, dir.path().join(NVML)).map_err(failed)?,
+            None => output::note(format!(
+                "NVML shows this host's devices: Ghost's {NVML} is not beside {}",
+                shim.display()
+            )),
+        }
         symlink(shim, dir.path().join(LIBCUDA)).map_err(failed)?;
         let path = dir.path().join("ticket.json");
         let text = serde_json::to_string(&ticket).map_err(|e| failed(e.into()))?;
@@ -126,6 +137,12 @@ fn runtime_dir() -> PathBuf {
     run.into_iter()
         .find(writable)
         .unwrap_or_else(std::env::temp_dir)
+}
+
+/// Ghost's NVML, which lies beside its libcuda.
+fn nvml(shim: &Path) -> Option<PathBuf> {
+    let mut all = NVMLS.iter().map(|name| shim.with_file_name(name));
+    all.find(|path| path.exists())
 }
 
 /// Ghost's libcuda.

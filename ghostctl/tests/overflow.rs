@@ -528,6 +528,7 @@ print(json.dumps({
     "mode": oct(os.stat(os.environ["GHOST_OVERFLOW"]).st_mode & 0o777),
     "path": os.environ["GHOST_OVERFLOW"],
     "libcuda": os.readlink(os.environ["LD_LIBRARY_PATH"].split(":")[0] + "/libcuda.so.1"),
+    "nvml": os.readlink(os.environ["LD_LIBRARY_PATH"].split(":")[0] + "/libnvidia-ml.so.1"),
 }))
 sys.stdout.flush()
 with open(t["stats"] + "/" + str(os.getpid()), "wb") as f:
@@ -543,6 +544,8 @@ fn a_program_gets_its_ticket_and_its_calls_are_counted() {
     let dir = node.dir.path();
     let (shim, done) = (dir.join("shim.so"), dir.join("done"));
     fs::write(&shim, "").unwrap();
+    let nvml = dir.join("libghost_nvml.so");
+    fs::write(&nvml, "").unwrap();
     let token = dir.join("token");
     let add = ["peer", "add", "near", &node.address(), "--token-file"];
     node.says(0, &[&add[..], &[token.to_str().unwrap()]].concat());
@@ -579,6 +582,7 @@ fn a_program_gets_its_ticket_and_its_calls_are_counted() {
         (&said["mode"], said["libcuda"].as_str()),
         (&"0o600".into(), shim.to_str())
     );
+    assert_eq!(said["nvml"].as_str(), nvml.to_str());
     assert!(
         !Path::new(said["path"].as_str().unwrap()).exists(),
         "it is taken away"
