@@ -1,8 +1,10 @@
-//! The private tables that the CUDA runtime asks for. They are the genuine driver's, unchanged but
-//! for one: context-local storage is told which context is current, since for the genuine driver
-//! none is.
+//! The private tables that the CUDA runtime and NVIDIA's libraries ask for. They are the genuine
+//! driver's, unchanged but for two. Context-local storage is told which context is current, since
+//! for the genuine driver none is. And the functions of a module are told from what the shim knows of
+//! it, since the genuine driver knows none of the shim's modules.
 
 use crate::session::{say, session};
+use crate::work::functions;
 use crate::{genuine, thread};
 use ghost_wire::result::{Code, INVALID_VALUE, NOT_FOUND, SUCCESS};
 use std::ffi::{OsString, c_void};
@@ -19,9 +21,9 @@ const RUNTIME: Uuid = [
 const STORAGE: [u8; 4] = [0xc6, 0x93, 0x33, 0x6e];
 /// The beginnings of the tables that are handed on: those that the runtime and the libraries of
 /// PyTorch were seen to use with no handles but that of a context. An entry that is given another
-/// of the shim's handles follows it into nothing: 6e163fbe, which cuFFT asks for, does that with a
-/// module's. Who asks for a table must live without it, for an older driver has none.
-const HANDED_ON: [[u8; 4]; 11] = [
+/// of the shim's handles follows it into nothing. Who asks for a table must live without it, for an
+/// older driver has none.
+const HANDED_ON: [[u8; 4]; 12] = [
     [0xf8, 0xcf, 0xf9, 0x51],
     [0x6b, 0xd5, 0xfb, 0x6c],
     [0xa0, 0x94, 0x79, 0x8c],
@@ -33,7 +35,47 @@ const HANDED_ON: [[u8; 4]; 11] = [
     [0x69, 0xa2, 0x8e, 0x9f],
     [0xda, 0x91, 0x51, 0xd3],
     [0x17, 0x34, 0xdc, 0x26],
+    FUNCTIONS,
 ];
+
+/// The beginning of the table that cuFFT asks for. It calls [`MODULES`]' last entry and no other, so
+/// the table ends there, as that of an older driver would.
+const FUNCTIONS: [u8; 4] = [0x6e, 0x16, 0x3f, 0xbe];
+
+/// The table's size in bytes, and its entries up to that which cuFFT calls.
+#[repr(C)]
+struct Modules {
+    size: usize,
+    unknown: [usize; 6],
+    each: Each,
+}
+
+static MODULES: Modules = Modules {
+    size: size_of::<Modules>(),
+    unknown: [0; 6],
+    each: each_function,
+};
+
+type Each = unsafe extern "C" fn(u64, u64, Option<Tell>, *mut c_void) -> u32;
+type Tell = unsafe extern "C" fn(*mut c_void, u64);
+
+/// Calls `tell` with each function of `module`, as the genuine entry was seen to do on driver
+/// 580.159; 1 is success.
+unsafe extern "C" fn each_function(
+    _context: u64,
+    module: u64,
+    tell: Option<Tell>,
+    with: *mut c_void,
+) -> u32 {
+    let (Some(tell), Ok(functions)) = (tell, functions(module)) else {
+        return 0;
+    };
+    for function in functions {
+        // SAFETY: the caller's function, with what it gave for it.
+        unsafe { tell(with, function) };
+    }
+    1
+}
 
 type GetTable = unsafe extern "C" fn(*mut *const usize, *const Uuid) -> Code;
 type Put = unsafe extern "C" fn(u64, *mut c_void, *mut c_void, *mut c_void) -> Code;
@@ -73,7 +115,9 @@ pub(crate) unsafe extern "C" fn cuGetExportTable(to: *mut *const usize, id: *con
     let Some(table) = table(&id).filter(|_| is_handed_on(&id)) else {
         return NOT_FOUND;
     };
-    let table = if id.starts_with(&STORAGE) {
+    let table = if id.starts_with(&FUNCTIONS) {
+        (&raw const MODULES).cast()
+    } else if id.starts_with(&STORAGE) {
         // SAFETY: the table's first three entries are these.
         let genuine = unsafe { table.cast::<Storage>().read() };
         GENUINE.get_or_init(|| genuine);
@@ -207,14 +251,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_that_takes_other_handles_than_contexts_is_not_handed_on() {
+    fn only_tables_that_were_seen_to_work_are_handed_on() {
         let id = |beginning: [u8; 4]| {
             let mut id = [0; 16];
             id[..4].copy_from_slice(&beginning);
             id
         };
         assert!(is_handed_on(&RUNTIME) && is_handed_on(&id(STORAGE)));
-        assert!(!is_handed_on(&id([0x6e, 0x16, 0x3f, 0xbe])));
+        assert!(is_handed_on(&id(FUNCTIONS)));
+        assert!(!is_handed_on(&id([0x12, 0x34, 0x56, 0x78])));
         assert!(!is_handed_on(&[0; 16]));
     }
 }

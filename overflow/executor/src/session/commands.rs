@@ -69,6 +69,8 @@ pub(super) struct Session {
     pub(super) context: u64,
     /// Each device's primary context.
     pub(super) primaries: HashMap<i32, PrimaryContext>,
+    /// A device whose primary context is retained for libraries, and that context.
+    pub(super) lent: Option<(i32, u64)>,
     /// Captures that have begun and not ended.
     captures: usize,
     /// The host's NVML, once it was asked for.
@@ -86,6 +88,7 @@ impl Session {
             named: 0,
             context: 0,
             primaries: HashMap::new(),
+            lent: None,
             captures: 0,
             nvml: OnceCell::new(),
         }
@@ -160,7 +163,10 @@ impl Session {
             HostCall::OP => self.host_call(read(body)?),
             // Handled when it was read.
             CallbackDone::OP => DONE,
-            Load::OP => self.load(now, &read(body)?),
+            Load::OP => {
+                let load: Load<'_> = read(body)?;
+                self.for_image(load.id, |session| session.load(now, &load))
+            }
             Unload::OP => self.unload(read(body)?),
             Name::OP => self.name(read(body)?),
             Resolve::OP => self.resolve(read(body)?),
@@ -169,7 +175,10 @@ impl Session {
                 let at = self.shared.shares.add(&self.shared.driver, &share)?;
                 Ok(Done::Answer(words(&[at])))
             }
-            Variable::OP => self.variable(&read(body)?),
+            Variable::OP => {
+                let variable: Variable<'_> = read(body)?;
+                self.for_image(variable.of, |session| session.variable(&variable))
+            }
             Unshare::OP => {
                 let Unshare { at } = read(body)?;
                 self.shared.shares.remove(&self.shared.driver, at)?;

@@ -3,10 +3,13 @@
 use super::commands::{DONE, Done, Session, range};
 use crate::driver::Driver;
 use crate::kinds::Fault;
-use ghost_wire::Object;
 use ghost_wire::message::{CreateContext, DestroyContext, Primary, primary};
 use ghost_wire::result::{Code, INVALID_CONTEXT, INVALID_DEVICE};
+use ghost_wire::{Id, Object};
 use std::sync::Arc;
+
+/// The device whose primary context is lent.
+const FIRST: i32 = 0;
 
 /// A device's primary context.
 #[derive(Debug, Default)]
@@ -66,6 +69,9 @@ impl Session {
         let mut raw = 0;
         driver.cuDevicePrimaryCtxRetain(&mut raw, device)?;
         primary.retained = true;
+        if self.lent.take_if(|(lent, _)| *lent == device).is_some() {
+            driver.cuDevicePrimaryCtxRelease_v2(device)?;
+        }
         self.handles
             .insert(Object::Context, primary.context, raw, 0)
     }
@@ -87,6 +93,34 @@ impl Session {
                  driver answered {code}"
             );
         }
+    }
+
+    /// Does something for `id`. If that is a library there may be no context: the CUDA runtime loads
+    /// libraries and asks for their managed variables before it has one, but the driver tells the
+    /// layout of a kernel within a context only. So the first device's primary one is lent, and kept
+    /// until the client has its own: to make one takes long.
+    pub(super) fn for_image(
+        &mut self,
+        id: u64,
+        what: impl FnOnce(&mut Self) -> Result<Done, Fault>,
+    ) -> Result<Done, Fault> {
+        if self.context != 0 || Id::from_raw(id).and_then(Id::object) != Some(Object::Library) {
+            return what(self);
+        }
+        let shared = Arc::clone(&self.shared);
+        let driver = &shared.driver;
+        let (_, raw) = match self.lent {
+            Some(lent) => lent,
+            None => {
+                let mut raw = 0;
+                driver.cuDevicePrimaryCtxRetain(&mut raw, FIRST)?;
+                *self.lent.insert((FIRST, raw))
+            }
+        };
+        driver.cuCtxSetCurrent(raw)?;
+        let done = what(self);
+        driver.cuCtxSetCurrent(self.context)?;
+        done
     }
 
     pub(super) fn primary(&mut self, message: Primary) -> Result<Done, Fault> {

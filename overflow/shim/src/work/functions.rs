@@ -1,13 +1,15 @@
 //! Functions and kernels: names, layouts and attributes.
 
 use super::modules::{self, by_index, by_name, callable};
+use crate::context::ended;
 use crate::memory::{done, tell, tell_maybe};
 use crate::session::link;
 use crate::{answer, sent};
-use ghost_wire::result::{Code, INVALID_VALUE, NOT_FOUND};
+use ghost_wire::Id;
+use ghost_wire::result::{Code, INVALID_VALUE, NOT_FOUND, SUCCESS};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 /// The function of this name in a module or library.
 ///
@@ -70,6 +72,16 @@ answers! {
     cuFuncGetName(to: *const c_char, function) _link => callable(function)?.name();
     cuKernelGetName(to: *const c_char, kernel) _link => callable(kernel)?.name();
     cuFuncIsLoaded(to: u32, function) _link => callable(function).map(|_| IS_LOADED)?;
+}
+
+/// The functions of a module.
+///
+/// # Errors
+/// As in [`modules::count`].
+pub(crate) fn functions(module: u64) -> Result<Vec<u64>, Code> {
+    let link = link()?;
+    let all = 0..modules::count(module)?;
+    all.map(|at| by_index(link, module, at)).collect()
 }
 
 /// # Safety
@@ -171,12 +183,34 @@ unsafe fn attribute(
     unsafe { tell(to, value) }
 }
 
-/// A change of an attribute may change what was answered about any function: a kernel's are its
-/// functions' too.
-fn changed(set: Code) -> Code {
+/// Attributes as they were set last, by the same, and how many contexts had ended then: what was set
+/// ends with its context. Held while one is set.
+static SET: Mutex<(u64, Option<Attributes>)> = Mutex::new((0, None));
+
+/// Sets an attribute, unless it has that value: libraries set theirs before each launch. A change may
+/// change what was answered about any function, and a kernel's attributes are its functions' too.
+fn set(key: (u64, u32, u64), value: i32, send: impl FnOnce() -> Code) -> Code {
+    let mut all = SET.lock().unwrap_or_else(PoisonError::into_inner);
+    let (then, all) = &mut *all;
+    let now = ended();
+    if *then != now {
+        (*then, *all) = (now, None);
+    }
+    let all = all.get_or_insert_default();
+    if all.get(&key) == Some(&value) {
+        return answer(link().map(|_| ()));
+    }
+    let code = send();
+    let kind = |handle| Id::from_raw(handle).and_then(Id::object);
+    all.retain(|known, _| known.1 != key.1 || kind(known.0) == kind(key.0));
+    if code == SUCCESS {
+        all.insert(key, value);
+    } else {
+        all.remove(&key);
+    }
     *ATTRIBUTES.write().unwrap_or_else(PoisonError::into_inner) = None;
     sent::forget();
-    set
+    code
 }
 
 pub(crate) unsafe extern "C" fn cuFuncGetAttribute(
@@ -190,8 +224,11 @@ pub(crate) unsafe extern "C" fn cuFuncGetAttribute(
 }
 
 pub(crate) unsafe extern "C" fn cuFuncSetAttribute(function: u64, number: u32, value: i32) -> Code {
+    let key = (function, number, crate::thread::wire());
     // SAFETY: no pointer in it.
-    changed(unsafe { sent::cuFuncSetAttribute(function, number, value) })
+    set(key, value, || unsafe {
+        sent::cuFuncSetAttribute(function, number, value)
+    })
 }
 
 pub(crate) unsafe extern "C" fn cuKernelGetAttribute(
@@ -215,6 +252,9 @@ pub(crate) unsafe extern "C" fn cuKernelSetAttribute(
     kernel: u64,
     device: i32,
 ) -> Code {
+    let key = (kernel, number, u64::from(device.cast_unsigned()));
     // SAFETY: no pointer in it.
-    changed(unsafe { sent::cuKernelSetAttribute(number, value, kernel, device) })
+    set(key, value, || unsafe {
+        sent::cuKernelSetAttribute(number, value, kernel, device)
+    })
 }
