@@ -1,10 +1,10 @@
 //! The private tables that the CUDA runtime and NVIDIA's libraries ask for. They are the genuine
-//! driver's, unchanged but for two. Context-local storage is told which context is current, since
-//! for the genuine driver none is. And the functions of a module are told from what the shim knows of
-//! it, since the genuine driver knows none of the shim's modules.
+//! driver's, but for a few entries. Those that look at the current context are told which it is, since
+//! for the genuine driver none is. And those that are given a module or a stream are answered from
+//! what the shim knows of it, since the genuine driver knows none of the shim's.
 
 use crate::session::{say, session};
-use crate::work::functions;
+use crate::work::{cuStreamGetId, functions};
 use crate::{genuine, thread};
 use ghost_wire::result::{Code, INVALID_VALUE, NOT_FOUND, SUCCESS};
 use std::ffi::{OsString, c_void};
@@ -27,8 +27,8 @@ const HANDED_ON: [[u8; 4]; 12] = [
     [0xf8, 0xcf, 0xf9, 0x51],
     [0x6b, 0xd5, 0xfb, 0x6c],
     [0xa0, 0x94, 0x79, 0x8c],
-    [0x42, 0xd8, 0x5a, 0x81],
-    [0x21, 0x31, 0x8c, 0x60],
+    CURRENT,
+    STREAMS,
     STORAGE,
     [0x26, 0x3e, 0x88, 0x60],
     [0xd4, 0x08, 0x20, 0x55],
@@ -77,6 +77,56 @@ unsafe extern "C" fn each_function(
     1
 }
 
+/// The beginning of a table of which entry 2 tells the current context.
+const CURRENT: [u8; 4] = [0x42, 0xd8, 0x5a, 0x81];
+/// The beginning of a table that cuBLAS asks about streams: entry 51 finds the stream that a handle
+/// stands for in a context, entry 39 tells its number.
+const STREAMS: [u8; 4] = [0x21, 0x31, 0x8c, 0x60];
+
+unsafe extern "C" fn current(to: *mut u64) -> Code {
+    if to.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: not null, and the caller's room.
+    unsafe { to.write(thread::current()) };
+    SUCCESS
+}
+
+unsafe extern "C" fn stream(_context: u64, handle: u64, to: *mut u64) -> Code {
+    if to.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: not null, and the caller's room.
+    unsafe { to.write(handle) };
+    SUCCESS
+}
+
+unsafe extern "C" fn number(_context: u64, stream: u64, to: *mut u64) -> Code {
+    // SAFETY: handed on.
+    unsafe { cuStreamGetId::<false>(stream, to) }
+}
+
+/// A copy of a genuine table with other functions at some entries, made once.
+fn with(
+    once: &'static OnceLock<Vec<usize>>,
+    table: *const usize,
+    entries: &[(usize, usize)],
+) -> *const usize {
+    let copy = once.get_or_init(|| {
+        // SAFETY: such a table begins with its size, bytes, and has as many.
+        let mut copy =
+            unsafe { std::slice::from_raw_parts(table, table.read() / size_of::<usize>()) }
+                .to_vec();
+        for (at, function) in entries {
+            if let Some(entry) = copy.get_mut(*at) {
+                *entry = *function;
+            }
+        }
+        copy
+    });
+    copy.as_ptr()
+}
+
 type GetTable = unsafe extern "C" fn(*mut *const usize, *const Uuid) -> Code;
 type Put = unsafe extern "C" fn(u64, *mut c_void, *mut c_void, *mut c_void) -> Code;
 type Delete = unsafe extern "C" fn(u64, *mut c_void) -> Code;
@@ -117,6 +167,16 @@ pub(crate) unsafe extern "C" fn cuGetExportTable(to: *mut *const usize, id: *con
     };
     let table = if id.starts_with(&FUNCTIONS) {
         (&raw const MODULES).cast()
+    } else if id.starts_with(&CURRENT) {
+        static COPY: OnceLock<Vec<usize>> = OnceLock::new();
+        with(&COPY, table, &[(2, current as *const () as usize)])
+    } else if id.starts_with(&STREAMS) {
+        static COPY: OnceLock<Vec<usize>> = OnceLock::new();
+        let entries = [
+            (39, number as *const () as usize),
+            (51, stream as *const () as usize),
+        ];
+        with(&COPY, table, &entries)
     } else if id.starts_with(&STORAGE) {
         // SAFETY: the table's first three entries are these.
         let genuine = unsafe { table.cast::<Storage>().read() };
