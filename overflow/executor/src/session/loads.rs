@@ -283,6 +283,8 @@ impl Session {
     pub(super) fn variable(&mut self, message: &Variable<'_>) -> Result<Done, Fault> {
         let shared = &self.shared;
         let driver = &shared.driver;
+        // What is in a variable that the client knows already.
+        shared.catch_up();
         let name = CString::new(message.name).map_err(|_| INVALID_VALUE)?;
         let name = name.as_ptr();
         let object = Id::from_raw(message.of).and_then(Id::object);

@@ -6,6 +6,7 @@ use crate::answer;
 use crate::context::{life, synchronize};
 use crate::kinds::handle;
 use crate::session::link;
+use crate::thread;
 use ghost_wire::Decoder;
 use ghost_wire::kind::{Handle, Library, Module};
 use ghost_wire::message::{Field, Message, Variable};
@@ -53,7 +54,7 @@ pub(crate) fn forget_context(context: u64) {
     }
 }
 
-/// Has both sides see the managed memory of a variable, with what is in it.
+/// Has both sides see the managed memory of a variable. What is in it comes before the next answer.
 fn share(of: u64, start: u64, len: u64) -> Result<(), Code> {
     let mut managed = MANAGED.lock().unwrap_or_else(PoisonError::into_inner);
     if managed.iter().any(|&(_, at, _)| at == start) {
@@ -66,9 +67,7 @@ fn share(of: u64, start: u64, len: u64) -> Result<(), Code> {
     shared::begin(start, len as usize);
     map::write(|map| map.insert(map::range(start, len, What::Managed)));
     managed.push((of, start, len));
-    drop(managed);
-    // Its value comes before the answer to a wait.
-    synchronize(0)
+    Ok(())
 }
 
 /// Asks where a variable is; its address and length.
@@ -76,12 +75,19 @@ fn ask(of: u64, name: &CStr, managed: bool) -> Result<(u64, u64), Code> {
     let name = name.to_bytes();
     let message = Variable { of, name, managed };
     let answer = |from: &mut Decoder<'_>| <[u64; 4]>::take(from);
-    let [at, len, start, whole] = link()?.wait(Variable::OP, |to| message.put(to), answer)?;
+    let ask = || link()?.wait(Variable::OP, |to| message.put(to), answer);
+    let [at, len, start, whole] = ask()?;
     if whole == 0 {
         reserve::at(at, len);
         map::write(|map| map.insert(map::range(at, len, What::Global { of })));
+        return Ok((at, len));
+    }
+    share(of, start, whole)?;
+    if thread::current() == 0 {
+        // There is nothing to wait for, but for the value.
+        ask()?;
     } else {
-        share(of, start, whole)?;
+        synchronize(0)?;
     }
     Ok((at, len))
 }
@@ -102,7 +108,7 @@ unsafe fn find<T: Handle>(
     // SAFETY: not null, and a text that ends.
     let name = unsafe { CStr::from_ptr(name) };
     let of = handle::<T>(of, false)?;
-    let context = crate::thread::wire();
+    let context = thread::wire();
     let key = (of, context, life(context), managed, name.to_owned());
     let known = {
         let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -37,6 +37,11 @@ int main(void)
 	/* The handle, and not more. */
 	context = start();
 	CHECK(cuDevicePrimaryCtxRelease(0));
+
+	/* No context at all: the runtime loads its first library so. */
+	CHECK(cuCtxSetCurrent(NULL));
+	work();
+	WANT(!active());
 	CHECK(cuCtxSetCurrent(context));
 	WANT(!active());
 	work();
