@@ -322,4 +322,12 @@ mod tests {
         assert!(!is_handed_on(&id([0x12, 0x34, 0x56, 0x78])));
         assert!(!is_handed_on(&[0; 16]));
     }
+    #[test]
+    fn a_copy_has_other_functions_where_the_table_is_long_enough() {
+        static COPY: OnceLock<Vec<usize>> = OnceLock::new();
+        let genuine = [3 * size_of::<usize>(), 11, 12, 13];
+        let copy = with(&COPY, genuine.as_ptr(), &[(2, 22), (3, 33)]);
+        assert_eq!(COPY.get(), Some(&vec![genuine[0], 11, 22]));
+        assert_eq!(with(&COPY, genuine.as_ptr(), &[]), copy);
+    }
 }

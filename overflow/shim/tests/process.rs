@@ -289,6 +289,21 @@ fn what_does_not_change_is_asked_once() {
 }
 
 #[test]
+fn an_attribute_that_is_set_again_is_sent_if_it_changes() {
+    let (address, serving) = yes();
+    let output = Stage::new()
+        .there(&address, &["cuInit", "attributes"])
+        .output()
+        .unwrap();
+    assert_eq!(
+        lines(&output),
+        ["cuInit=0", "set=0", "set=0", "set=0", "set=0"]
+    );
+    let sent = op::cuKernelSetAttribute;
+    assert_eq!(serving.join().unwrap().1, [sent, sent, sent, Bye::OP]);
+}
+
+#[test]
 fn what_a_graph_copies_is_where_the_device_sees_it() {
     let (address, serving) = yes();
     let output = Stage::new()

@@ -102,6 +102,16 @@ static void peers(void)
 	printf("peer=%d\n", can(NULL, 0, 1));
 }
 
+/* An attribute of a kernel: set, the same again, another, and the first. */
+static void attributes(void)
+{
+	int (*set)(int, int, unsigned long, int) = dlsym(lib, "cuKernelSetAttribute");
+	static const int values[] = { 100, 100, 200, 100 };
+
+	for (int i = 0; i < 4; i++)
+		printf("set=%d\n", set(8, values[i], 0x6806000000000010, 0));
+}
+
 int main(int argc, char **argv)
 {
 	int value = 0, i;
@@ -143,6 +153,8 @@ int main(int argc, char **argv)
 			captured();
 		} else if (!strcmp(what, "peers")) {
 			peers();
+		} else if (!strcmp(what, "attributes")) {
+			attributes();
 		} else if (strstr(what, "Get")) {
 			int code = call(what, &value);
 
