@@ -4,11 +4,11 @@ use crate::engine::{Order, engine};
 use crate::memory::Memory;
 use crate::ptx::{Kernel, Module as Program};
 use crate::result::{
-    CONTEXT_IS_DESTROYED, CuResult, INVALID_CONTEXT, INVALID_HANDLE, NO_BINARY_FOR_GPU,
-    NOT_INITIALIZED, NOT_PERMITTED,
+    CONTEXT_IS_DESTROYED, CuResult, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE,
+    NO_BINARY_FOR_GPU, NO_DEVICE, NOT_INITIALIZED, NOT_PERMITTED,
 };
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
@@ -48,26 +48,29 @@ fn setting(name: &str, default: u64) -> u64 {
 }
 
 /// How many of the devices `CUDA_VISIBLE_DEVICES` lets a program see: those before the first that is
-/// none. They are all alike, so their order is of no matter.
-fn visible(devices: usize) -> usize {
-    match std::env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(list) => {
-            let numbers = list.split(',').map(|n| n.trim().parse::<usize>());
-            numbers
-                .take_while(|n| n.as_ref().is_ok_and(|n| *n < devices))
-                .count()
-                .min(devices)
+/// none. They are all alike, so their order is of no matter. One that is named twice is an error.
+fn visible(devices: usize) -> Res<usize> {
+    let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
+        return Ok(devices);
+    };
+    let numbers = list
+        .split(',')
+        .map_while(|n| n.trim().parse().ok().filter(|n| *n < devices));
+    let mut seen = HashSet::new();
+    for number in numbers {
+        if !seen.insert(number) {
+            return Err(INVALID_DEVICE);
         }
-        Err(_) => devices,
+    }
+    match seen.len() {
+        0 => Err(NO_DEVICE),
+        visible => Ok(visible),
     }
 }
 
 /// Makes the devices, the first time.
 pub(crate) fn start() -> Res<&'static World> {
-    let devices = visible(setting("GHOST_CPU_DEVICES", 1).min(8) as usize);
-    if devices == 0 {
-        return Err(crate::result::NO_DEVICE);
-    }
+    let devices = visible(setting("GHOST_CPU_DEVICES", 1).clamp(1, 8) as usize)?;
     let world = WORLD.get_or_init(|| {
         let bytes = setting("GHOST_CPU_MEMORY", 1 << 30);
         Some(World {

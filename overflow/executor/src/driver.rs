@@ -321,7 +321,7 @@ calls! {
     #[pointers] fn cuGraphAddHostNode(node: &mut u64, graph: u64, after: *const u64, count: usize, params: &HostNode);
 }
 
-/// A driver that was started.
+/// A driver that was told to start.
 pub struct Driver {
     calls: Calls,
     /// Of each row of the table that crosses the wire.
@@ -330,6 +330,8 @@ pub struct Driver {
     pub device: Device,
     /// `cuDriverGetVersion`.
     pub version: u32,
+    /// What `cuInit` answered: that is for the client, whose choice of devices may be why it failed.
+    pub init: Code,
     /// Devices that a program may use.
     pub count: i32,
     _source: Source,
@@ -346,7 +348,7 @@ impl Driver {
     /// CPU device.
     ///
     /// # Errors
-    /// [`DriverError`] where the driver asked for is not there, does not start or is too old.
+    /// [`DriverError`] where the driver asked for is not there or too old. That `cuInit` fails is none.
     pub fn open(device: Option<Device>) -> Result<Self, DriverError> {
         match device {
             Some(Device::Cpu) => Self::start(Source::Cpu, Device::Cpu),
@@ -387,6 +389,7 @@ impl Driver {
             calls,
             device,
             version: 0,
+            init: SUCCESS,
             count: 0,
             _source: source,
         };
@@ -397,10 +400,9 @@ impl Driver {
             return Err(DriverError::Old(version));
         }
         driver.version = version.cast_unsigned();
-        match driver.cuInit(0) {
-            Ok(()) => {}
-            Err(ghost_wire::result::NO_DEVICE) => return Ok(driver),
-            Err(code) => return Err(DriverError::Start("cuInit", code)),
+        if let Err(code) = driver.cuInit(0) {
+            driver.init = code;
+            return Ok(driver);
         }
         let mut count = 0;
         let told = driver.cuDeviceGetCount(&mut count);

@@ -5,7 +5,8 @@ use crate::{context, genuine, memory, stats, tables, thread, work};
 use ghost_wire::api::KNOWN;
 use ghost_wire::hello::Welcome;
 use ghost_wire::result::{
-    Code, DEINITIALIZED, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, SYSTEM_NOT_READY,
+    Code, DEINITIALIZED, INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, SUCCESS,
+    SYSTEM_NOT_READY, meaning,
 };
 use std::ffi::OsString;
 use std::fmt;
@@ -77,8 +78,8 @@ pub(crate) fn init(flags: u32) -> Result<(), Code> {
         return Err(INVALID_VALUE);
     }
     let session = open()?;
-    if session.welcome.devices.is_empty() {
-        return Err(NO_DEVICE);
+    if session.welcome.init != SUCCESS {
+        return Err(session.welcome.init);
     }
     let ready = STATE.compare_exchange(OPEN, READY, Ordering::AcqRel, Ordering::Acquire);
     if ready.is_ok() {
@@ -160,6 +161,15 @@ fn connect() -> Result<Session, OpenError> {
     }
     let opened = ghost_link::open(&ticket, ghost_link::drivers_variables())?;
     let welcome = opened.welcome.clone();
+    // What the program's own choice of devices leads to needs no word.
+    if !matches!(welcome.init, SUCCESS | NO_DEVICE | INVALID_DEVICE) {
+        let name = meaning(welcome.init).map_or(Default::default(), |m| m.name.to_string_lossy());
+        say(format_args!(
+            "the driver at {} does not start: its cuInit answers {} {name}; nvidia-smi on that host \
+             may tell more",
+            ticket.address, welcome.init
+        ));
+    }
     let handlers = Handlers {
         context: thread::wire,
         callback: work::callback,

@@ -114,6 +114,7 @@ fn yes() -> (String, JoinHandle<(Hello, Vec<Op>)>) {
         let mut streams = greet(&listener, |_| Verdict::Welcome);
         let welcome = hello::to_bytes(&Welcome {
             driver: 12060,
+            init: 0,
             emulated: true,
             devices: vec![Device::default(); 3],
         });
@@ -371,6 +372,7 @@ fn a_child_of_a_process_that_only_asked_the_version_begins_afresh() {
     let serving = std::thread::spawn(move || {
         let welcome = hello::to_bytes(&Welcome {
             driver: 12060,
+            init: 0,
             emulated: true,
             devices: vec![Device::default()],
         });

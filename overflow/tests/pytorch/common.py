@@ -2,7 +2,7 @@
 """What the programs share. A program is told the names of its workloads and says one line of JSON
 for each: `result` (names and numbers or text), `first_s` (from the process's start to the first
 result), `step_s` (seconds a step, of each block of steps) and, where calls go elsewhere, `calls`
-(of each kind of the counters, a step)."""
+(of each kind of the counters, a step) and `waits` (of each call that was waited for, a step)."""
 
 import argparse
 import json
@@ -20,6 +20,8 @@ _args.add_argument("--device", default="cuda")
 _args.add_argument("--small", action="store_true", help="sizes for a processor")
 _args.add_argument("--seconds", type=float, help="fewer steps where they take longer than this")
 ARGS = _args.parse_args()
+# Words of the shim's file before those of the calls that were waited for.
+COUNTERS = 6
 DEVICE = torch.device(ARGS.device)
 # CLOCK_MONOTONIC when the process was started, as its parent says.
 STARTED = float(os.environ.get("STARTED_S", time.monotonic()))
@@ -41,7 +43,8 @@ def counters():
         with open(os.environ["GHOST_OVERFLOW"]) as ticket:
             folder = json.load(ticket)["stats"]
         with open(f"{folder}/{os.getpid()}", "rb") as file:
-            return struct.unpack("<6Q", file.read(48))
+            words = file.read()
+        return struct.unpack(f"<{len(words) // 8}Q", words)
     except (KeyError, OSError, struct.error):
         return None
 
@@ -96,7 +99,9 @@ class Run:
         self.said["step_s"] = took
         if before and after:
             done = every * len(took)
-            self.said["calls"] = [(b - a) / done for a, b in zip(before, after)]
+            calls = [(b - a) / done for a, b in zip(before, after)]
+            self.said["calls"] = calls[:COUNTERS]
+            self.said["waits"] = {at: n for at, n in enumerate(calls[COUNTERS:]) if n}
 
 
 def main(workloads):

@@ -5,6 +5,7 @@
 //! executor sends a [`Welcome`] as the first of the replies.
 
 use crate::codec::Malformed;
+use crate::result::Code;
 use serde::{Deserialize, Serialize};
 
 /// Most bytes of a hello or a verdict.
@@ -114,6 +115,8 @@ pub enum Verdict {
 pub struct Welcome {
     /// `cuDriverGetVersion`.
     pub driver: u32,
+    /// What `cuInit` answered there: the answer to the client's. Where it failed there are no devices.
+    pub init: Code,
     /// Whether a program computes the kernels (the CPU device), rather than a GPU.
     pub emulated: bool,
     /// The devices, by number.
@@ -346,7 +349,7 @@ mod tests {
         };
         assert!(
             unlike(&other)
-                .is_some_and(|why| why.contains("version 99") && why.contains("version 2"))
+                .is_some_and(|why| why.contains("version 99") && why.contains("version 3"))
         );
         let other = Hello {
             table: 1,

@@ -31,7 +31,7 @@ pub use codec::{Decoder, Encoder, Malformed};
 pub use id::{Id, Object};
 
 /// The protocol's version; [`api::fingerprint`] guards the table besides.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Most bytes of data that travel inside a command; more goes by the connection `up`.
 pub const INLINE_MAX: usize = 64 << 10;

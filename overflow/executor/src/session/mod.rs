@@ -199,6 +199,7 @@ fn welcome(driver: &Driver) -> Welcome {
     };
     Welcome {
         driver: driver.version,
+        init: driver.init,
         emulated: driver.device == Device::Cpu,
         devices: (0..driver.count).map(device).collect(),
     }

@@ -499,12 +499,8 @@ impl Link {
         let answer = slot.take();
         let ended = || self.broken().is_some();
         self.landings.wait_taken(answer.delivered, ended);
-        crate::stats::count(Counter::Waited, 1);
         let micros = since.elapsed().as_micros();
-        crate::stats::count(
-            Counter::WaitedMicros,
-            u64::try_from(micros).unwrap_or(u64::MAX),
-        );
+        crate::stats::waited(op, u64::try_from(micros).unwrap_or(u64::MAX));
         decode(answer.code, &answer.body).unwrap_or_else(|error| {
             self.end(&format!(
                 "the answer to {} makes no sense: {error}",

@@ -61,6 +61,7 @@ fn pair(wait_always: bool) -> (Arc<Link>, Peer) {
             .collect();
         let welcome = hello::to_bytes(&Welcome {
             driver: 12080,
+            init: 0,
             emulated: true,
             devices: vec![],
         });

@@ -22,6 +22,9 @@ pub(super) struct Line {
     pub step_s: Vec<f64>,
     /// What the shim counted, a step, in the order of its counters.
     pub calls: Option<Vec<f64>>,
+    /// Which calls were waited for, a step, by their word in the shim's file.
+    #[serde(default)]
+    pub waits: BTreeMap<usize, f64>,
     /// Why it failed.
     pub error: Option<String>,
 }

@@ -8,7 +8,7 @@ use crate::device::Lab;
 use crate::loads::quantile;
 use anyhow::{Context, Result, anyhow};
 use ghost_overflow_tests::{Place, Ticket};
-use ghost_wire::stats::Counter;
+use ghost_wire::stats::{Counter, waits_of};
 use std::collections::BTreeMap;
 
 const FILE: &str = "train.py";
@@ -18,6 +18,8 @@ const ROUNDS: usize = 2;
 /// take in all.
 const RTT_US: [u64; 3] = [0, 300, 5000];
 const SECONDS: &str = "4";
+/// How many of the calls that are waited for are named.
+const NAMED: usize = 6;
 
 /// A program that is timed.
 struct Timed {
@@ -146,6 +148,17 @@ fn counted(lab: &mut Lab, timed: &Timed, there: &[Option<&Line>]) {
         Some(most) => Check::new(name, most, waited, "", Limit::AtMost),
         None => Check::told(name, waited, ""),
     });
+    let mut which: Vec<(usize, f64)> = there
+        .first()
+        .copied()
+        .flatten()
+        .map(|line| line.waits.iter().map(|(at, n)| (*at, *n)).collect())
+        .unwrap_or_default();
+    which.sort_by(|a, b| b.1.total_cmp(&a.1));
+    for (at, n) in which.into_iter().take(NAMED) {
+        let name = format!("{}: of these {}", timed.what, waits_of(at));
+        lab.report.push(Check::told(name, n, ""));
+    }
     // Where there are none, what was measured was not overflow.
     let name = format!("{}: calls posted a step", timed.what);
     let posted = calls(Counter::Posted);
