@@ -14,13 +14,16 @@ use clap::Parser;
 use ghost_model::Bytes;
 use ghost_notify::{Listener, Received, filter};
 use ghost_rm::tenant::NUMBERS;
-use ghost_rm::{Client, Control, Object, Status};
+use ghost_rm::{Client, Control, Object, RmError, Status};
 use ghost_standin::DEV_ENV;
 use ghost_standin::tenant::{Tenant, TenantError};
 
 /// The most pieces that a storm holds at a time, and the largest, bytes.
 const STORM_PIECES: usize = 32;
 const STORM_LARGEST: u64 = 64 << 20;
+/// How long memory is asked for that others hold, and how often.
+const PATIENCE: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_millis(10);
 
 const STEPS: &str = "\
 Steps, done in order; without any they are read from standard input, one a line. Each prints one \
@@ -28,7 +31,8 @@ line that begins with its word:
   client               own client, device and pid
   context              make a CUDA context: 518M and its channels
   alloc=SIZE[xN]       allocate SIZE, N times up to the first refusal; prints the handles
-  heap=SIZE            the same by the older heap control
+  take=SIZE            allocate SIZE, asking again for 10 s while it is not to be had
+  heap=SIZE            the same as alloc by the older heap control
   import=CLIENT:OBJECT take memory of another process too, by the handles that it printed
   free=OBJECT          free one handle; free=all frees all that were printed
   info                 total and free, as cuMemGetInfo and NVML ask for them
@@ -62,6 +66,7 @@ enum Step {
     Client,
     Context,
     Alloc(u64, u32),
+    Take(u64),
     Heap(u64),
     Import(Client, Object),
     Free(Option<Object>),
@@ -91,6 +96,7 @@ impl FromStr for Step {
                 Some((each, times)) => Step::Alloc(size(each)?, times.parse()?),
                 None => Step::Alloc(size(value)?, 1),
             },
+            ("take", Some(value)) => Step::Take(size(value)?),
             ("heap", Some(value)) => Step::Heap(size(value)?),
             ("import", Some(value)) => {
                 let (client, object) = value.split_once(':').context("not CLIENT:OBJECT")?;
@@ -158,6 +164,10 @@ impl Run {
                 }
                 line
             }
+            Step::Take(size) => {
+                let made = self.take(size);
+                format!("take {}", told(made, |object| self.hold(object))?)
+            }
             Step::Heap(size) => {
                 let made = self.tenant.heap_alloc(size);
                 format!("heap {}", told(made, |object| self.hold(object))?)
@@ -199,6 +209,18 @@ impl Run {
     fn hold(&mut self, object: Object) -> String {
         self.held.push(object);
         object.to_string()
+    }
+
+    fn take(&self, size: u64) -> Result<Object, RmError> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let made = self.tenant.alloc(size);
+            let full = matches!(&made, Err(error) if error.status() == Some(Status::NO_MEMORY));
+            if !full || Instant::now() >= end {
+                return made;
+            }
+            std::thread::sleep(AGAIN);
+        }
     }
 
     fn storm(&mut self, time: Duration) -> Result<String> {
