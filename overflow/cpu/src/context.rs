@@ -55,22 +55,22 @@ fn visible(devices: usize) -> Res<usize> {
     };
     let numbers = list
         .split(',')
-        .map_while(|n| n.trim().parse().ok().filter(|n| *n < devices));
+        .map_while(|n| n.trim().parse::<usize>().ok().filter(|n| *n < devices));
     let mut seen = HashSet::new();
     for number in numbers {
         if !seen.insert(number) {
             return Err(INVALID_DEVICE);
         }
     }
-    match seen.len() {
-        0 => Err(NO_DEVICE),
-        visible => Ok(visible),
-    }
+    Ok(seen.len())
 }
 
 /// Makes the devices, the first time.
 pub(crate) fn start() -> Res<&'static World> {
-    let devices = visible(setting("GHOST_CPU_DEVICES", 1).clamp(1, 8) as usize)?;
+    let devices = visible(setting("GHOST_CPU_DEVICES", 1).min(8) as usize)?;
+    if devices == 0 {
+        return Err(NO_DEVICE);
+    }
     let world = WORLD.get_or_init(|| {
         let bytes = setting("GHOST_CPU_MEMORY", 1 << 30);
         Some(World {

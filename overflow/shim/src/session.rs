@@ -163,11 +163,13 @@ fn connect() -> Result<Session, OpenError> {
     let welcome = opened.welcome.clone();
     // What the program's own choice of devices leads to needs no word.
     if !matches!(welcome.init, SUCCESS | NO_DEVICE | INVALID_DEVICE) {
-        let name = meaning(welcome.init).map_or(Default::default(), |m| m.name.to_string_lossy());
+        let name = meaning(welcome.init).map_or(c"unknown", |meaning| meaning.name);
         say(format_args!(
-            "the driver at {} does not start: its cuInit answers {} {name}; nvidia-smi on that host \
-             may tell more",
-            ticket.address, welcome.init
+            "the driver at {} does not start, its cuInit answers {} ({}): see what nvidia-smi says \
+             on that host",
+            ticket.address,
+            welcome.init,
+            name.to_string_lossy()
         ));
     }
     let handlers = Handlers {

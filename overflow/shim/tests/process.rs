@@ -108,15 +108,20 @@ fn greet(listener: &TcpListener, judge: impl Fn(&Hello) -> Verdict) -> Vec<(Hell
 /// An executor that says yes to everything: where it listens, and in the end the hello and the
 /// commands that came.
 fn yes() -> (String, JoinHandle<(Hello, Vec<Op>)>) {
+    beginning(0)
+}
+
+/// The same, with a driver whose `cuInit` answered this.
+fn beginning(init: u32) -> (String, JoinHandle<(Hello, Vec<Op>)>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let serving = std::thread::spawn(move || {
         let mut streams = greet(&listener, |_| Verdict::Welcome);
         let welcome = hello::to_bytes(&Welcome {
             driver: 12060,
-            init: 0,
+            init,
             emulated: true,
-            devices: vec![Device::default(); 3],
+            devices: vec![Device::default(); if init == 0 { 3 } else { 0 }],
         });
         let reply = |kind, seq, body: &[u8]| {
             let reply = Reply {
@@ -433,6 +438,26 @@ fn where_nobody_listens_there_is_one_message() {
         said.contains(&address) && said.contains("can't be reached"),
         "{said}"
     );
+}
+
+#[test]
+fn a_far_driver_that_does_not_start_is_named_once() {
+    for (init, words) in [(999, "999 (CUDA_ERROR_UNKNOWN)"), (77, "77 (unknown)")] {
+        let (address, serving) = beginning(init);
+        let calls = ["cuDriverGetVersion", "cuInit", "cuInit", "cuCtxSynchronize"];
+        let output = Stage::new().there(&address, &calls).output().unwrap();
+        let expected = [
+            "cuDriverGetVersion=0:12060",
+            &format!("cuInit={init}"),
+            &format!("cuInit={init}"),
+            "cuCtxSynchronize=3",
+        ];
+        assert_eq!(lines(&output), expected);
+        let said = said(&output);
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains(&address) && said.contains(words), "{said}");
+        assert_eq!(serving.join().unwrap().1, [Bye::OP]);
+    }
 }
 
 #[test]

@@ -195,6 +195,33 @@ fn only_the_visible_devices_are_there() -> Result<()> {
 }
 
 #[test]
+fn cu_init_answers_what_the_far_one_did() -> Result<()> {
+    let stage = Stage::new()?;
+    let answers = |place: Place<'_>, visible: &str| -> Result<String> {
+        let mut command = stage.command(place, &program("begins"))?;
+        command.env("CUDA_VISIBLE_DEVICES", visible);
+        let said = stage.start(&mut command)?.end(Duration::from_secs(60))?;
+        let said = said.right()?;
+        assert_eq!(said.err, "", "with {visible:?}");
+        Ok(said.out)
+    };
+    let choices = [
+        ("0", "cuInit: 0 and 0; then 0, 0\n"),
+        ("0,0", "cuInit: 101 and 101; then 3, 3\n"),
+        ("-1", "cuInit: 100 and 100; then 3, 3\n"),
+    ];
+    for (visible, right) in choices {
+        assert_eq!(answers(Place::Here, visible)?, right);
+    }
+    at_each(|_, _, ticket| {
+        for (visible, right) in choices {
+            assert_eq!(answers(Place::There(ticket), visible)?, right);
+        }
+        Ok(())
+    })
+}
+
+#[test]
 fn what_the_advertised_version_promises_is_there_and_nothing_newer() -> Result<()> {
     at_each(|stage, _, ticket| {
         let mut command = stage.command(Place::There(ticket), &program("procs"))?;
