@@ -4,8 +4,8 @@
 use crate::driver::LaunchConfig;
 use crate::handles::Handles;
 use ghost_wire::kind::{
-    Config, Count, Dptr, Found, FoundList, Gone, H, Handle, Handles as HandleList, In, LIST_MAX,
-    MaybeIn, MaybeOut, New, Out, Records, Resource, Room, Text,
+    Bytes, Config, Count, Dptr, Found, FoundList, Gone, H, Handle, Handles as HandleList, In,
+    LIST_MAX, MaybeIn, MaybeOut, New, Out, Records, Resource, Room, Text,
 };
 use ghost_wire::message::{self, ATTRIBUTE, Field};
 use ghost_wire::result::{Code, INVALID_VALUE, NOT_SUPPORTED};
@@ -262,6 +262,21 @@ impl<const N: usize> Kind for MaybeIn<N> {
     }
     fn c(held: &mut Self::Held, _: &mut Call<'_>) -> *const u8 {
         held.as_ref().map_or(null(), |held| held.as_ptr().cast())
+    }
+}
+
+impl<const N: usize> Kind for Bytes<N> {
+    type C = Self;
+    type Held = Self;
+    fn take(from: &mut Decoder<'_>, _: &mut Call<'_>) -> Result<Self, Fault> {
+        let bytes = from.bytes()?;
+        Ok(Self(bytes.try_into().map_err(|_| Malformed::Range {
+            what: "the size of a record",
+            value: bytes.len() as u64,
+        })?))
+    }
+    fn c(held: &mut Self, _: &mut Call<'_>) -> Self {
+        *held
     }
 }
 

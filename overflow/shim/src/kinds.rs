@@ -3,7 +3,7 @@
 
 use crate::{ids, thread};
 use ghost_wire::kind::{
-    Config, Count, Dptr, Found, FoundList, Gone, H, Handle, Handles, In, LIST_MAX, MaybeIn,
+    Bytes, Config, Count, Dptr, Found, FoundList, Gone, H, Handle, Handles, In, LIST_MAX, MaybeIn,
     MaybeOut, New, Out, Records, Resource, Room, Text,
 };
 use ghost_wire::message::{self, Field};
@@ -262,6 +262,17 @@ impl<const N: usize> Kind for MaybeIn<N> {
     }
     fn put(ready: &Source, to: &mut Encoder<'_>) {
         ready.put(to);
+    }
+}
+
+impl<const N: usize> Kind for Bytes<N> {
+    type C = Self;
+    type Ready = Self;
+    unsafe fn ready(c: Self, _: &mut Call) -> Result<Self, Code> {
+        Ok(c)
+    }
+    fn put(ready: &Self, to: &mut Encoder<'_>) {
+        to.bytes(&ready.0);
     }
 }
 

@@ -82,6 +82,55 @@ def children(run, method):
     run.keep("parent again", torch.ones(20).to(DEVICE).sum())
 
 
+def change(given, made):
+    """What a child does with tensors of its parent: it changes each, and gives one that it made of
+    it. Those it keeps until the parent is done with them."""
+    kept = []
+    try:
+        while (tensor := given.get(timeout=60)) is not None:
+            tensor += 1
+            kept.append(tensor * 2)
+            made.put((tensor.double().sum().item(), kept[-1]))
+    except Exception as e:
+        made.put((f"{type(e).__name__}: {e}", None))
+
+
+def shared(run):
+    """Tensors of the device from one process to another and back, where they are."""
+    context = torch.multiprocessing.get_context("spawn")
+    given, made = context.Queue(), context.Queue()
+    child = context.Process(target=change, args=(given, made))
+    child.start()
+
+    def exchange(tensor):
+        given.put(tensor)
+        total, answer = made.get(timeout=60)
+        if isinstance(total, str):
+            raise RuntimeError(total)
+        return total, answer
+
+    ramp = torch.arange(1 << 20).float().to(DEVICE)
+    tensors = {
+        "large": ramp,
+        "part": ramp[1000:2000],
+        "small": torch.rand(3, 5).to(DEVICE),
+        "half": torch.rand(64, 64).to(DEVICE).half().t(),
+    }
+    for name, tensor in tensors.items():
+        total, answer = exchange(tensor)
+        run.keep(f"{name}, as the child sees it", total)
+        run.keep(f"{name}, changed", tensor)
+        run.keep(f"{name}, doubled", answer)
+        del answer
+    turns = [exchange(torch.full((1000,), float(turn)).to(DEVICE)) for turn in range(50)]
+    run.keep("turns, as the child sees them", [total for total, _ in turns])
+    run.keep("turns, doubled", torch.stack([answer.sum() for _, answer in turns]))
+    del turns
+    given.put(None)
+    child.join(timeout=20)
+    run.keep("child ended", child.exitcode)
+
+
 if __name__ == "__main__":
     main(
         {
@@ -89,5 +138,6 @@ if __name__ == "__main__":
             "visible": visible,
             "spawn": lambda run: children(run, "spawn"),
             "fork": lambda run: children(run, "fork"),
+            "shared": shared,
         }
     )

@@ -34,6 +34,7 @@ sources! {
     "hostmem" []
     "print" []
     "texture" []
+    "ipc" []
     "loop" []
     "blas" ["libcublas.so.13", "libcublasLt.so.13"]
     "fft" ["libcufft.so.12"]

@@ -268,7 +268,7 @@ fn what_is_not_carried_is_counted_and_named_once() -> Result<()> {
             .run(Place::There(ticket), &program("refused"), &[])?
             .right()?;
         assert_eq!(stage.counter(said.pid, Counter::Refused)?, 3);
-        assert_eq!(said.err.matches("cuIpcCloseMemHandle").count(), 1);
+        assert_eq!(said.err.matches("cuCtxDetach").count(), 1);
         Ok(())
     })
 }

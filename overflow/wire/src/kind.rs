@@ -73,6 +73,10 @@ pub enum In<const N: usize> {}
 /// As [`In`], or null: a byte string of no or `N` bytes.
 #[derive(Debug)]
 pub enum MaybeIn<const N: usize> {}
+/// `N` bytes by value, a struct of its own in `cuda.h` (`CUipcMemHandle`): a byte string.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Bytes<const N: usize>(pub [u8; N]);
 /// A text that ends with NUL: a byte string without it.
 #[derive(Debug)]
 pub enum Text {}

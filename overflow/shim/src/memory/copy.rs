@@ -38,9 +38,9 @@ pub(super) fn is_pinned(at: u64) -> bool {
 }
 
 /// After a copy to the device that the program takes for done: streams that don't wait for the one
-/// it went by must see it too.
+/// it went by must see it too, and so must other processes.
 pub(super) fn seen_by_all(link: &Link, stream: u64, per_thread: bool) -> Result<(), Code> {
-    if per_thread || work::has_unordered() {
+    if per_thread || work::has_unordered() || super::with_others() {
         return wait_for(link, wait::STREAM, stream);
     }
     Ok(())

@@ -45,13 +45,14 @@ pub(crate) fn forget_globals(of: u64) {
 }
 
 /// A context has ended: its managed memory ended with it, and what it was here is the program's
-/// alone.
+/// alone. So did what it had opened of other processes.
 pub(crate) fn forget_context(context: u64) {
     let mut managed = MANAGED.lock().unwrap_or_else(PoisonError::into_inner);
     for start in map::write(|map| map.take_managed(context)) {
         shared::end(start);
         managed.retain(|&(_, at, _)| at != start);
     }
+    map::write(|map| map.forget_opened(context));
 }
 
 /// Has both sides see the managed memory of a variable. What is in it comes before the next answer.

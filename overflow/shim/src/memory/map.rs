@@ -8,6 +8,8 @@ use std::sync::{PoisonError, RwLock};
 pub(super) enum What {
     /// Memory of the device, as `cuMemAlloc` gives it; `pool` from which it was taken, or 0.
     Device { pool: u64 },
+    /// Memory of another process, opened as often as `opens` says and not closed.
+    Opened { opens: u32 },
     /// Addresses without memory of their own (`cuMemAddressReserve`).
     Reserved,
     /// A variable of a module or a library, which ends with that.
@@ -20,6 +22,14 @@ pub(super) enum What {
     Window { host: u64 },
     /// Memory that both sides see at one address.
     Managed,
+}
+
+impl What {
+    /// Whether it is memory of the far device alone.
+    pub(super) fn is_there(self) -> bool {
+        use What::{Device, Global, Opened};
+        matches!(self, Device { .. } | Global { .. } | Opened { .. })
+    }
 }
 
 /// A range.
@@ -116,6 +126,29 @@ impl Map {
         gone.map(|(start, _)| start).collect()
     }
 
+    /// Whether `at` lies in memory of another process; if so, `change` says from how often it was
+    /// opened how often it is now. Closed as often as opened, it is forgotten.
+    pub(super) fn reopen(&mut self, at: u64, change: impl FnOnce(u32) -> u32) -> bool {
+        let Some(Range { start, what, .. }) = self.find(at) else {
+            return false;
+        };
+        let What::Opened { opens } = what else {
+            return false;
+        };
+        match change(opens) {
+            0 => drop(self.ranges.remove(&start)),
+            opens => drop(self.change(start, |range| range.what = What::Opened { opens })),
+        }
+        true
+    }
+
+    /// Forgets the memory of other processes that a context has opened.
+    pub(super) fn forget_opened(&mut self, context: u64) {
+        let is = |what| matches!(what, What::Opened { .. });
+        self.ranges
+            .retain(|_, range| !is(range.what) || range.context != context);
+    }
+
     /// Forgets the variables of a module or library.
     pub(super) fn forget(&mut self, module: u64) {
         self.ranges
@@ -191,6 +224,25 @@ mod tests {
                 prop_assert_eq!(map.overlapping(start as u64, 20).is_some(), any);
             }
         }
+    }
+
+    #[test]
+    fn what_was_opened_twice_is_closed_twice() {
+        let mut map = Map::default();
+        map.insert(at(0x1000, 0x100));
+        map.insert(range(0x2000, 0x100, What::Opened { opens: 1 }));
+        assert!(!map.reopen(0x1000, |n| n + 1) && !map.reopen(0x3000, |n| n + 1));
+        assert!(map.reopen(0x2010, |n| n + 1));
+        assert!(map.reopen(0x2000, |n| n - 1));
+        let what = map.find(0x2000).map(|range| range.what);
+        assert_eq!(what, Some(What::Opened { opens: 1 }));
+        assert!(map.reopen(0x2010, |n| n - 1));
+        assert_eq!(map.find(0x2000), None);
+        map.insert(range(0x2000, 0x100, What::Opened { opens: 1 }));
+        map.forget_opened(range(0, 0, What::Managed).context + 1);
+        assert!(map.find(0x2000).is_some());
+        map.forget_opened(range(0, 0, What::Managed).context);
+        assert!(map.find(0x2000).is_none() && map.find(0x1000).is_some());
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod copy;
 
 mod globals;
 mod host;
+mod ipc;
 mod map;
 mod memset;
 mod merge;
@@ -19,6 +20,7 @@ pub(crate) use copy::*;
 
 pub(crate) use globals::*;
 pub(crate) use host::*;
+pub(crate) use ipc::*;
 pub(crate) use memset::*;
 pub(crate) use pointer::*;
 pub(crate) use shared::{changed, publish};

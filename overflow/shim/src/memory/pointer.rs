@@ -1,9 +1,9 @@
 //! What the program may ask of an address.
 
 use super::map::{self, Range, What};
-use super::{host, tell};
-use crate::answer;
+use super::{done, host, tell};
 use crate::session::link;
+use crate::{answer, sent};
 use ghost_wire::result::{Code, INVALID_VALUE, NOT_SUPPORTED};
 
 /// `CUpointer_attribute`.
@@ -86,6 +86,12 @@ fn value(
         RANGE_START | MAPPING_BASE => range.start,
         RANGE_SIZE | MAPPING_SIZE => range.len,
         MAPPED => 1,
+        IS_IPC_CAPABLE if range.what.is_there() => {
+            let mut is = 0;
+            // SAFETY: room for the attribute.
+            done(unsafe { sent::cuPointerGetAttribute(&raw mut is, what, at) })?;
+            is.into()
+        }
         IS_IPC_CAPABLE | ALLOWED_HANDLES | IS_RDMA_CAPABLE | IS_DECOMPRESS_CAPABLE => 0,
         ACCESS => READ_WRITE,
         POOL => match range.what {

@@ -5,10 +5,11 @@ use super::streams::is_capturing;
 use crate::memory::done;
 use crate::session::link;
 use crate::{answer, sent};
+use ghost_wire::kind::Bytes;
 use ghost_wire::message::wait;
-use ghost_wire::result::{Code, INVALID_HANDLE};
+use ghost_wire::result::{Code, INVALID_HANDLE, NOT_READY};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// How often an event was recorded, and which of these records are known to be over.
@@ -16,6 +17,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 struct Event {
     records: AtomicU64,
     over: AtomicU64,
+    /// Whether other processes may have it.
+    with_others: AtomicBool,
 }
 
 /// The program's events. Guards them.
@@ -66,9 +69,54 @@ fn recorded(event: u64) -> Result<(), Code> {
     Ok(())
 }
 
-/// An event may be recorded by a graph, out of sight: it is always asked for from now on.
+/// An event may be recorded out of sight, by a graph or another process: it is always asked for
+/// from now on.
 fn never_known(event: &Event) {
     event.over.store(u64::MAX, Ordering::Release);
+}
+
+/// From now on other processes may have an event.
+fn shared_with_others(event: &Event) {
+    never_known(event);
+    event.with_others.store(true, Ordering::Release);
+}
+
+/// Once a record is sent: another process that hears of it must find it there.
+fn arrived(event: u64) -> Result<(), Code> {
+    if !find(event)?.with_others.load(Ordering::Acquire) || is_capturing() {
+        return Ok(());
+    }
+    match ask(link()?, wait::EVENT, event, true) {
+        Err(NOT_READY) => Ok(()),
+        asked => asked,
+    }
+}
+
+pub(crate) unsafe extern "C" fn cuIpcGetEventHandle(to: *mut [u8; 64], event: u64) -> Code {
+    let told = || {
+        link()?;
+        let known = find(event)?;
+        // SAFETY: handed on.
+        done(unsafe { sent::cuIpcGetEventHandle(to, event) })?;
+        shared_with_others(&known);
+        Ok(())
+    };
+    answer(told())
+}
+
+pub(crate) unsafe extern "C" fn cuIpcOpenEventHandle(to: *mut u64, handle: Bytes<64>) -> Code {
+    let opened = || {
+        link()?;
+        // SAFETY: handed on.
+        done(unsafe { sent::cuIpcOpenEventHandle(to, handle) })?;
+        let event = Arc::new(Event::default());
+        shared_with_others(&event);
+        // SAFETY: the call has written the handle there.
+        let handle = unsafe { to.read_unaligned() };
+        write(|events| events.insert(handle, event));
+        Ok(())
+    };
+    answer(opened())
 }
 
 pub(crate) unsafe extern "C" fn cuGraphAddEventRecordNode(
@@ -90,11 +138,13 @@ pub(crate) unsafe extern "C" fn cuGraphAddEventRecordNode(
 }
 
 pub(crate) unsafe extern "C" fn cuEventRecord<const PT: bool>(event: u64, stream: u64) -> Code {
-    match answer(recorded(event)) {
+    let done = || {
+        recorded(event)?;
         // SAFETY: no pointer in it.
-        0 => unsafe { sent::cuEventRecord::<PT>(event, stream) },
-        code => code,
-    }
+        done(unsafe { sent::cuEventRecord::<PT>(event, stream) })?;
+        arrived(event)
+    };
+    answer(done())
 }
 
 pub(crate) unsafe extern "C" fn cuEventRecordWithFlags<const PT: bool>(
@@ -102,11 +152,13 @@ pub(crate) unsafe extern "C" fn cuEventRecordWithFlags<const PT: bool>(
     stream: u64,
     flags: u32,
 ) -> Code {
-    match answer(recorded(event)) {
+    let done = || {
+        recorded(event)?;
         // SAFETY: no pointer in it.
-        0 => unsafe { sent::cuEventRecordWithFlags::<PT>(event, stream, flags) },
-        code => code,
-    }
+        done(unsafe { sent::cuEventRecordWithFlags::<PT>(event, stream, flags) })?;
+        arrived(event)
+    };
+    answer(done())
 }
 
 fn over(event: u64, query: bool) -> Result<(), Code> {

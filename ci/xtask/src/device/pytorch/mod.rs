@@ -36,6 +36,7 @@ const BESIDE: &[Group] = &[
     ("memory.py", &["expandable"]),
     ("memory.py", &["pools"]),
     ("host.py", &["spawn", "fork", "visible"]),
+    ("host.py", &["shared"]),
 ];
 /// And the one that looks at the GPU's memory, one process after the other.
 const ALONE: &[Group] = &[("host.py", &["facts"])];
