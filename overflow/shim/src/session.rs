@@ -180,7 +180,7 @@ fn connect() -> Result<Session, OpenError> {
     let link = Link::start(opened, &ticket.address, ticket.wait_always, handlers);
     let link = link.map_err(OpenError::Threads)?;
     let local = genuine::version();
-    context::open(&welcome, &tables::primary_contexts());
+    context::open(&welcome, tables::primary_contexts());
     // SAFETY: two functions of our own that may run in a child and at the end.
     unsafe {
         libc::pthread_atfork(None, None, Some(in_child));

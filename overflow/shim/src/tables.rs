@@ -3,10 +3,10 @@
 //! for the genuine driver none is. And those that are given a module or a stream are answered from
 //! what the shim knows of it, since the genuine driver knows none of the shim's.
 
-use crate::session::{say, session};
+use crate::session::say;
 use crate::work::{cuStreamGetId, functions};
 use crate::{genuine, thread};
-use ghost_wire::result::{Code, INVALID_VALUE, NOT_FOUND, SUCCESS};
+use ghost_wire::result::{Code, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, SUCCESS};
 use std::ffi::{OsString, c_void};
 use std::ptr::null;
 use std::sync::{Once, OnceLock};
@@ -151,16 +151,21 @@ pub(crate) unsafe extern "C" fn cuGetExportTable(to: *mut *const usize, id: *con
         to.write(null());
         id.read_unaligned()
     };
-    let _ = session();
-    if !genuine::exists() {
+    if primary_contexts().is_empty() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
+            let lacking = if genuine::exists() {
+                "finds no GPU here"
+            } else {
+                "is not installed here"
+            };
             say(format_args!(
-                "programs of the CUDA runtime need NVIDIA's libcuda.so.1 on this host too, and \
-                 there is none: install the driver, or use the driver API"
+                "programs of the CUDA runtime need NVIDIA's driver and a GPU on their own host \
+                 too, and the driver {lacking}: start this one on a host that has both; programs \
+                 of the driver API need neither"
             ));
         });
-        return NOT_FOUND;
+        return NOT_SUPPORTED;
     }
     let Some(table) = table(&id).filter(|_| is_handed_on(&id)) else {
         return NOT_FOUND;
@@ -206,8 +211,9 @@ fn table(id: &Uuid) -> Option<*const usize> {
 }
 
 /// The handles of the primary contexts of this host's devices: what the runtime holds for them, not
-/// activated. Initialises the genuine driver.
-pub(crate) fn primary_contexts() -> Vec<u64> {
+/// activated. Initialises the genuine driver, once: in a forked child it could not be again.
+pub(crate) fn primary_contexts() -> &'static [u64] {
+    static HANDLES: OnceLock<Vec<u64>> = OnceLock::new();
     let handles = || {
         let init = genuine::symbol(c"cuInit")?;
         let count = genuine::symbol(c"cuDeviceGetCount")?;
@@ -242,7 +248,7 @@ pub(crate) fn primary_contexts() -> Vec<u64> {
         };
         Some((0..devices).map_while(handle).collect())
     };
-    handles().unwrap_or_default()
+    HANDLES.get_or_init(|| handles().unwrap_or_default())
 }
 
 /// While the genuine driver initialises, it sees all devices of this host: the program's choice is

@@ -440,6 +440,38 @@ fn where_nobody_listens_there_is_one_message() {
     );
 }
 
+/// What a program of the CUDA runtime meets: without a driver and a GPU here, one message.
+#[test]
+fn the_runtime_gets_the_local_drivers_tables_or_one_message() {
+    let stage = Stage::new();
+    let driver = |devices: &str| {
+        let folder = stage.folder.path().join(devices);
+        std::fs::create_dir(&folder).unwrap();
+        let define = format!("-DDEVICES={devices}");
+        compile(&folder, "genuine.c", &[&define, "-shared", "-fPIC"])
+    };
+    let none = PathBuf::from("/nonexistent/libcuda.so.1");
+    let (refused, handed_on) = (["801:0"; 9].join(","), ["0:1"; 8].join(",") + ",500:0");
+    for (local, tables, words) in [
+        (none, &refused, "not installed here"),
+        (driver("0"), &refused, "finds no GPU here"),
+        (driver("1"), &handed_on, ""),
+    ] {
+        let (address, serving) = yes();
+        let output = stage
+            .there(&address, &["cuInit", "tables", "tables"])
+            .env("GHOST_LIBCUDA", &local)
+            .output()
+            .unwrap();
+        let tables = format!("tables={tables}");
+        assert_eq!(lines(&output), ["cuInit=0", &tables, &tables], "{local:?}");
+        let said = said(&output);
+        assert_eq!(said.lines().count(), usize::from(!words.is_empty()));
+        assert!(said.contains(words), "{said}");
+        assert_eq!(serving.join().unwrap().1, [Bye::OP]);
+    }
+}
+
 #[test]
 fn a_far_driver_that_does_not_start_is_named_once() {
     for (init, words) in [(999, "999 (CUDA_ERROR_UNKNOWN)"), (77, "77 (unknown)")] {

@@ -112,6 +112,35 @@ static void attributes(void)
 		printf("set=%d\n", set(8, values[i], 0x6806000000000010, 0));
 }
 
+/* The private tables that the CUDA runtime asks for, by the beginnings of their names, and one that
+ * no driver has; of each the code, and whether there is a table.
+ */
+static void tables(void)
+{
+	static const unsigned char names[][16] = {
+		{ 0xf8, 0xcf, 0xf9, 0x51 },
+		{ 0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12,
+		  0xfd, 0x9d, 0xf9 },
+		{ 0xa0, 0x94, 0x79, 0x8c },
+		{ 0x42, 0xd8, 0x5a, 0x81 },
+		{ 0x21, 0x31, 0x8c, 0x60 },
+		{ 0xc6, 0x93, 0x33, 0x6e },
+		{ 0x26, 0x3e, 0x88, 0x60 },
+		{ 0xd4, 0x08, 0x20, 0x55 },
+		{ 0x12, 0x34, 0x56, 0x78 },
+	};
+	int (*ask)(const void **, const void *) = dlsym(lib, "cuGetExportTable");
+
+	printf("tables=");
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		const void *table = &table;
+		int code = ask(&table, names[i]);
+
+		printf("%s%d:%d", i ? "," : "", code, table != NULL);
+	}
+	printf("\n");
+}
+
 int main(int argc, char **argv)
 {
 	int value = 0, i;
@@ -151,6 +180,8 @@ int main(int argc, char **argv)
 			own_stream();
 		} else if (!strcmp(what, "captured")) {
 			captured();
+		} else if (!strcmp(what, "tables")) {
+			tables();
 		} else if (!strcmp(what, "peers")) {
 			peers();
 		} else if (!strcmp(what, "attributes")) {
