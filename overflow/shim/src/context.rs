@@ -6,7 +6,7 @@
 use crate::memory::forget_context;
 use crate::session::link;
 use crate::thread::{self, Current};
-use crate::{answer, ids, sent};
+use crate::{answer, ids};
 use ghost_wire::Object;
 use ghost_wire::hello::Welcome;
 use ghost_wire::message::{
@@ -498,11 +498,6 @@ pub(crate) unsafe extern "C" fn cuCtxGetSharedMemConfig(to: *mut u32) -> Code {
         unsafe { tell(to, 1) }
     };
     answer(told())
-}
-
-pub(crate) unsafe extern "C" fn cuCtxGetLimit(to: *mut u64, limit: u32) -> Code {
-    // SAFETY: handed on.
-    unsafe { sent::cuCtxGetLimit(to, limit) }
 }
 
 /// Waits for all work of a context; 0 is the current one.

@@ -10,6 +10,7 @@
 pub(crate) use crate::context::*;
 pub(crate) use crate::device::*;
 pub(crate) use crate::errors::*;
+pub(crate) use crate::limits::*;
 pub(crate) use crate::memory::*;
 pub(crate) use crate::resolve::*;
 pub(crate) use crate::tables::*;

@@ -14,6 +14,7 @@ mod genuine;
 mod hand;
 mod ids;
 mod kinds;
+mod limits;
 mod link;
 mod memory;
 mod refused;

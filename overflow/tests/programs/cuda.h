@@ -32,12 +32,15 @@ enum {
 	CUDA_ERROR_NOT_INITIALIZED = 3,
 	CUDA_ERROR_DEINITIALIZED = 4,
 	CUDA_ERROR_NO_DEVICE = 100,
+	CUDA_ERROR_INVALID_CONTEXT = 201,
+	CUDA_ERROR_UNSUPPORTED_LIMIT = 215,
 	CUDA_ERROR_INVALID_HANDLE = 400,
 	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_NOT_READY = 600,
 	CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
+enum { CU_LIMIT_STACK_SIZE = 0 };
 enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DISABLE_TIMING = 2, CU_EVENT_INTERPROCESS = 4 };
 enum { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1 };
 enum { CU_MEMHOSTALLOC_DEVICEMAP = 2, CU_MEMHOSTREGISTER_DEVICEMAP = 2, CU_MEM_ATTACH_GLOBAL = 1 };
@@ -128,6 +131,8 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
+CUresult cuCtxGetLimit(size_t *value, int limit);
+CUresult cuCtxSetLimit(int limit, size_t value);
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
 CUresult cuCtxDestroy_v2(CUcontext context);

@@ -14,6 +14,7 @@ pub use ghost_wire::hello::{Inject, Ticket};
 pub use process::{Process, Said};
 
 use anyhow::{Context, Result, bail};
+use ghost_wire::Op;
 use ghost_wire::hello::TICKET_ENV;
 use ghost_wire::stats::{self, COUNTERS, Counter};
 use std::os::unix::fs::symlink;
@@ -165,13 +166,28 @@ impl Stage {
     /// # Errors
     /// If it has no file of counters.
     pub fn counter(&self, pid: u32, counter: Counter) -> Result<u64> {
-        let path = self.path().join("stats").join(pid.to_string());
-        let bytes = std::fs::read(&path).with_context(|| format!("no {}", path.display()))?;
-        let counters: [u64; COUNTERS] = stats::read(&bytes);
+        let counters: [u64; COUNTERS] = stats::read(&self.counters(pid)?);
         counters
             .get(counter as usize)
             .copied()
             .context("no such counter")
+    }
+
+    /// How often a process waited for a call, also after its end.
+    ///
+    /// # Errors
+    /// As [`Stage::counter`].
+    pub fn waits(&self, pid: u32, call: Op) -> Result<u64> {
+        let at = stats::waits_at(call).context("no such call")?;
+        let bytes = self.counters(pid)?;
+        let waits = bytes.get(stats::SIZE..).unwrap_or_default();
+        let word = waits.as_chunks::<8>().0.get(at);
+        Ok(u64::from_le_bytes(*word.context("the file is short")?))
+    }
+
+    fn counters(&self, pid: u32) -> Result<Vec<u8>> {
+        let path = self.path().join("stats").join(pid.to_string());
+        std::fs::read(&path).with_context(|| format!("no {}", path.display()))
     }
 }
 

@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result};
 use ghost_overflow_tests::{Executor, Inject, Place, Said, Stage, Ticket, program};
+use ghost_wire::api::op;
 use ghost_wire::api::{Class, ENTRIES, KNOWN, find};
 use ghost_wire::stats::Counter;
 use std::collections::HashMap;
@@ -69,6 +70,20 @@ fn a_copy_out_is_there_at_the_next_sync() -> Result<()> {
 #[test]
 fn memory_that_only_the_program_writes_stays_as_it_is() -> Result<()> {
     everywhere("pinned", &[])
+}
+
+#[test]
+fn a_limit_is_asked_for_once() -> Result<()> {
+    everywhere("limits", &[])?;
+    at_each(|stage, _, ticket| {
+        let said = stage.run(Place::There(ticket), &program("limits"), &[])?;
+        let waits = stage.waits(said.pid, op::cuCtxGetLimit)?;
+        assert_eq!(
+            waits, 4,
+            "two lives, one that was set, one that there is not"
+        );
+        Ok(())
+    })
 }
 
 /// Elsewhere only: a driver destroys a primary context that is released.

@@ -64,7 +64,7 @@ cuCtxGetFlags "cuCtxGetFlags" 7000 plain local;
 cuCtxSetFlags "cuCtxSetFlags" 12010 plain local;
 cuCtxSynchronize "cuCtxSynchronize" 2000 plain syncs;
 cuCtxSynchronize_v2 "cuCtxSynchronize" 13000 plain syncs;
-cuCtxSetLimit "cuCtxSetLimit" 3010 plain waited (limit: u32, value: usize);
+cuCtxSetLimit "cuCtxSetLimit" 3010 plain hand_waited (limit: u32, value: usize);
 cuCtxGetLimit "cuCtxGetLimit" 3010 plain hand_waited (value: Out<u64>, limit: u32);
 cuCtxGetCacheConfig "cuCtxGetCacheConfig" 3020 plain local;
 cuCtxSetCacheConfig "cuCtxSetCacheConfig" 3020 plain posted (config: u32);
