@@ -161,6 +161,8 @@ pub(crate) struct Event {
     pub(crate) context: usize,
     pub(crate) timed: bool,
     pub(crate) last: Mutex<Option<Arc<crate::engine::Marker>>>,
+    /// In place of that, of one that processes share.
+    pub(crate) shared: Option<Arc<crate::ipc::Point>>,
 }
 
 pub(crate) struct Module {

@@ -262,8 +262,13 @@ impl Engine {
                 self.changed.notify_all();
             }
             let Some(stream) = state.runnable() else {
+                let asks = |q: &Queue| matches!(q.ops.front(), Some((_, Some(Op::Until(_)))));
+                let most = match state.queues.values().any(asks) {
+                    true => Duration::from_millis(1),
+                    false => Duration::from_secs(1),
+                };
                 let next = state.queues.values().filter_map(|q| q.not_before).min();
-                let limit = next.map_or(Duration::from_secs(1), |at| at - now);
+                let limit = next.map_or(most, |at| most.min(at - now));
                 state = self.wait(state, limit);
                 continue;
             };

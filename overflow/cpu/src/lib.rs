@@ -12,6 +12,7 @@ mod abi;
 mod context;
 mod engine;
 mod exec;
+mod ipc;
 mod memory;
 pub mod ptx;
 mod result;

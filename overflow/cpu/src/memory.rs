@@ -4,13 +4,14 @@
 //! reaches its memory). The bytes lie in another mapping of the same size, which is never given
 //! back, so that an address that was freed while a kernel ran still harms nobody.
 
-use crate::result::{CuResult, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::ipc::{self, Handle, PAGE, Shared};
+use crate::result::{CuResult, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// Alignment of what is allocated, in bytes.
 pub(crate) const ALIGN: u64 = 256;
-const PAGE: usize = 4096;
 /// Where the first managed memory is put: beyond the regions of all devices.
 const MANAGED: usize = 0x3000_0000_0000;
 
@@ -18,6 +19,12 @@ const MANAGED: usize = 0x3000_0000_0000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backing {
     Device,
+    /// Another process's, in the file of that name and there, opened so often.
+    Opened {
+        name: [u64; 2],
+        at: u64,
+        opens: u32,
+    },
     /// Host memory that kernels reach too; ours to unmap.
     Host {
         managed: bool,
@@ -49,7 +56,7 @@ impl Alloc {
 
     /// Whether the host may touch it.
     pub(crate) fn on_host(&self) -> bool {
-        self.backing != Backing::Device
+        !matches!(self.backing, Backing::Device | Backing::Opened { .. })
     }
 }
 
@@ -73,6 +80,8 @@ struct Region {
     host: usize,
     size: u64,
     used: u64,
+    /// What the bytes lie in, once other processes may have some of them.
+    file: Option<Shared>,
 }
 
 /// All that is allocated.
@@ -105,6 +114,7 @@ impl Memory {
                 host: map(0, bytes, libc::PROT_READ | libc::PROT_WRITE)?,
                 size,
                 used: 0,
+                file: None,
             })
         };
         Some(Self {
@@ -134,7 +144,24 @@ impl Memory {
         context: usize,
         size: u64,
     ) -> Result<u64, CuResult> {
+        let (start, whole) = self.gap(device, size)?;
         let region = self.regions.get_mut(device).ok_or(INVALID_VALUE)?;
+        region.used += whole;
+        let host = region.host + (start - region.base) as usize;
+        Ok(self.insert(Alloc {
+            start,
+            size,
+            host,
+            device,
+            context,
+            backing: Backing::Device,
+            id: 0,
+        }))
+    }
+
+    /// Where `size` bytes of a region are free, and how many they are as it is aligned.
+    fn gap(&self, device: usize, size: u64) -> Result<(u64, u64), CuResult> {
+        let region = self.regions.get(device).ok_or(INVALID_VALUE)?;
         if size == 0 {
             return Err(INVALID_VALUE);
         }
@@ -151,17 +178,84 @@ impl Memory {
         if end.saturating_sub(start) < whole {
             return Err(OUT_OF_MEMORY);
         }
-        region.used += whole;
-        let host = region.host + (start - region.base) as usize;
+        Ok((start, whole))
+    }
+
+    /// For another process, the allocation that `addr` is in. No work runs.
+    pub(crate) fn share(&mut self, addr: u64) -> Result<Handle, CuResult> {
+        let found = self.find(addr).filter(|a| a.backing == Backing::Device);
+        let alloc = *found.ok_or(INVALID_VALUE)?;
+        let region = self.regions.get_mut(alloc.device).ok_or(INVALID_VALUE)?;
+        if region.file.is_none() {
+            let shared = Shared::new(region.size)?;
+            let of = |a: &&Alloc| a.backing == Backing::Device && a.device == alloc.device;
+            for a in self.live.values().filter(of) {
+                // SAFETY: the allocation's bytes, which nobody writes meanwhile.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts(a.host as *const u8, a.size as usize) };
+                let copied = shared.file().write_all_at(bytes, a.start - region.base);
+                copied.map_err(|_| OUT_OF_MEMORY)?;
+            }
+            // SAFETY: the region's own mapping; what was in it is in the file.
+            unsafe { ipc::map(shared.file(), 0, region.size as usize, region.host) }?;
+            region.file = Some(shared);
+        }
+        let shared = region.file.as_ref().ok_or(INVALID_VALUE)?;
+        Ok(shared.handle(alloc.start - region.base, alloc.size))
+    }
+
+    /// Where memory of another process is now; the same as before if it is open.
+    pub(crate) fn open(
+        &mut self,
+        device: usize,
+        context: usize,
+        handle: &Handle,
+    ) -> Result<u64, CuResult> {
+        let mut live = self.live.values_mut().filter(|a| a.context == context);
+        let again = live.find_map(|a| match &mut a.backing {
+            Backing::Opened { name, at, opens } if (*name, *at) == (handle.name, handle.at) => {
+                *opens += 1;
+                Some(a.start)
+            }
+            _ => None,
+        });
+        if let Some(start) = again {
+            return Ok(start);
+        }
+        if !handle.at.is_multiple_of(ALIGN) {
+            return Err(INVALID_HANDLE);
+        }
+        let file = handle.open()?;
+        let (start, _) = self.gap(device, handle.len)?;
+        let within = handle.at % PAGE as u64;
+        // SAFETY: in place of nothing.
+        let host = unsafe {
+            let len = (within + handle.len) as usize;
+            ipc::map(&file, handle.at - within, len, 0)?
+        };
         Ok(self.insert(Alloc {
             start,
-            size,
-            host,
+            size: handle.len,
+            host: host + within as usize,
             device,
             context,
-            backing: Backing::Device,
+            backing: Backing::Opened {
+                name: handle.name,
+                at: handle.at,
+                opens: 1,
+            },
             id: 0,
         }))
+    }
+
+    /// Closes what was opened; the last time no work runs that uses it.
+    pub(crate) fn close(&mut self, start: u64) -> Option<()> {
+        match &mut self.live.get_mut(&start)?.backing {
+            Backing::Opened { opens, .. } if *opens > 1 => *opens -= 1,
+            Backing::Opened { .. } => drop(self.remove(start)),
+            _ => return None,
+        }
+        Some(())
     }
 
     pub(crate) fn alloc_host(
@@ -249,15 +343,25 @@ impl Memory {
         match alloc.backing {
             Backing::Device => {
                 let whole = alloc.size.next_multiple_of(ALIGN);
+                let mut advice = libc::MADV_DONTNEED;
                 if let Some(region) = self.regions.get_mut(alloc.device) {
                     region.used -= whole;
+                    if region.file.is_some() {
+                        advice = libc::MADV_REMOVE;
+                    }
                 }
                 let end = alloc.host + whole as usize;
                 let (first, last) = (alloc.host.next_multiple_of(PAGE), end / PAGE * PAGE);
                 if first < last {
                     // SAFETY: whole pages of our own mapping that no live allocation is in.
-                    unsafe { libc::madvise(first as *mut _, last - first, libc::MADV_DONTNEED) };
+                    unsafe { libc::madvise(first as *mut _, last - first, advice) };
                 }
+            }
+            Backing::Opened { .. } => {
+                let first = alloc.host / PAGE * PAGE;
+                let len = alloc.host - first + alloc.size as usize;
+                // SAFETY: our own mapping, from there; the caller has waited for what may use it.
+                unsafe { libc::munmap(first as *mut _, len) };
             }
             Backing::Host { .. } => {
                 // SAFETY: our own mapping, as long as it was made; the caller has waited for what

@@ -29,7 +29,7 @@ macro_rules! programs {
 
 programs! {
     vector_add saxpy reduction matmul atomics streams threads modules globals memsets copies
-    hostmem managed values callbacks info
+    hostmem managed values callbacks info ipc
 }
 
 /// The program in Rust, by cudarc, which looks for the library at run time.

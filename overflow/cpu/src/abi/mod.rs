@@ -3,6 +3,7 @@
 
 mod ctx;
 mod device;
+mod ipc;
 mod launch;
 mod mem;
 mod module;
@@ -127,6 +128,7 @@ pub(crate) fn find(symbol: &str) -> Option<*const c_void> {
     let all = [
         ctx::find,
         device::find,
+        ipc::find,
         launch::find,
         mem::find,
         module::find,

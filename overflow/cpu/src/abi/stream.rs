@@ -4,6 +4,7 @@
 use super::{Out, entries};
 use crate::context::{EVENTS, Event, Res, STREAMS, Stream, current, lock, new_handle, world};
 use crate::engine::{Marker, Op, Order, engine};
+use crate::ipc::Point;
 use crate::result::{CuResult, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -43,15 +44,47 @@ fn made(stream: usize) -> Res<Option<Arc<Stream>>> {
     STREAMS.get(stream).map(Some)
 }
 
-fn last(event: usize) -> Res<Option<Arc<Marker>>> {
-    world()?;
-    Ok(lock(&EVENTS.get(event)?.last).clone())
+/// Where an event was recorded last.
+enum Last {
+    Never,
+    Here(Arc<Marker>),
+    /// In a stream of some process: which record.
+    Shared(Arc<Point>, u64),
+}
+
+impl Last {
+    fn of(event: usize) -> Res<Self> {
+        world()?;
+        let event = EVENTS.get(event)?;
+        if let Some(point) = &event.shared {
+            return Ok(Self::Shared(point.clone(), point.recorded()));
+        }
+        let marker = lock(&event.last).clone();
+        Ok(marker.map_or(Self::Never, Self::Here))
+    }
+
+    fn is_reached(&self) -> bool {
+        match self {
+            Self::Never => true,
+            Self::Here(marker) => marker.reached().is_some(),
+            Self::Shared(point, record) => point.reached(*record),
+        }
+    }
 }
 
 fn record(event: usize, stream: usize) -> Res<()> {
     let context = current()?;
     let event = EVENTS.get(event)?;
     let stream = context.queue(stream)?;
+    if let Some(point) = event.shared.clone() {
+        let record = point.record();
+        let work = move || {
+            point.reach(record);
+            Ok(())
+        };
+        engine().submit(stream, Op::Work(Box::new(work), Duration::ZERO));
+        return Ok(());
+    }
     let marker = Arc::new(Marker::default());
     *lock(&event.last) = Some(marker.clone());
     engine().submit(stream, Op::Mark(marker));
@@ -165,8 +198,10 @@ entries! {
     fn cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
         let context = current()?;
         let stream = context.queue(stream)?;
-        if let Some(marker) = last(event)? {
-            engine().submit(stream, Op::Wait(marker));
+        match Last::of(event)? {
+            Last::Never => {}
+            Last::Here(marker) => engine().submit(stream, Op::Wait(marker)),
+            last => engine().submit(stream, Op::Until(Box::new(move || last.is_reached()))),
         }
         Ok(())
     }
@@ -230,11 +265,13 @@ entries! {
 
     fn cuEventCreate(out: Out<usize>, flags: u32) {
         let context = current()?;
-        if flags > 7 || !out.given() {
+        // One that processes share has no times.
+        if flags > 7 || flags & 6 == 4 || !out.given() {
             return Err(INVALID_VALUE);
         }
+        let shared = (flags & 4 != 0).then(Point::new).transpose()?.map(Arc::new);
         let handle = new_handle();
-        let event = Event { context: context.handle, timed: flags & 2 == 0, last: Default::default() };
+        let event = Event { context: context.handle, timed: flags & 2 == 0, last: Default::default(), shared };
         EVENTS.put(handle, Arc::new(event));
         out.put(handle)
     }
@@ -248,17 +285,17 @@ entries! {
     }
 
     fn cuEventQuery(event: usize) {
-        let marker = last(event)?;
+        let last = Last::of(event)?;
         current()?;
-        match marker {
-            Some(marker) if marker.reached().is_none() => Err(NOT_READY),
-            _ => Ok(()),
-        }
+        last.is_reached().then_some(()).ok_or(NOT_READY)
     }
 
     fn cuEventSynchronize(event: usize) {
-        if let Some(marker) = last(event)? {
-            engine().reach(&marker);
+        match Last::of(event)? {
+            Last::Here(marker) => engine().reach(&marker),
+            last => while !last.is_reached() {
+                std::thread::sleep(Duration::from_micros(200));
+            }
         }
         current()?.error()
     }
