@@ -1,13 +1,17 @@
 //! What overflow costs the client, and how near its copies and its waits come to what TCP gives on
-//! the same path in the same run. The executor runs on the CPU device: what that spends on a copy
-//! (one `memcpy`) is in the figures.
+//! the same path in the same run: with the executor alone, and through ghostd's door with TLS and a
+//! token. The executor runs on the CPU device: what that spends on a copy (one `memcpy`) is in the
+//! figures.
 
 use crate::checks::{Check, Limit, Report};
-use crate::loads::quantile;
+use crate::loads::{beside, quantile};
+use crate::node::{Kind, Node};
 use anyhow::{Context, Result, ensure};
-use ghost_overflow_tests::{Executor, Place, Stage, program};
+use ghost_overflow_tests::{Executor, Place, Stage, Ticket, program};
+use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
 /// Size of a bulk copy in MiB, and of one write of the stream that it is compared with.
@@ -39,20 +43,13 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
     }
 
     let (raw, trip) = (stream()?, trips()?);
-    let said = stage
-        .run(
-            Place::There(&ticket),
-            &program("path"),
-            &[&COPY_MIB.to_string()],
-        )?
-        .right()?;
     report.push(Check::told(
         "a TCP stream on the loopback",
         raw / 1e9,
         "GB/s",
     ));
-    for way in ["in", "out"] {
-        let rate = figure(&said.out, way)?;
+    let plain = Way::measure(&stage, &ticket)?;
+    for (way, rate) in plain.copies() {
         report.push(Check::told(
             format!("copies {way} of {COPY_MIB} MiB"),
             rate / 1e9,
@@ -69,10 +66,95 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
     report.push(Check::told("TCP there and back, p50", trip * 1e6, "us"));
     report.push(Check::told(
         "a call that is waited for, p50",
-        figure(&said.out, "waited")? * 1e6,
+        plain.waited * 1e6,
         "us",
     ));
+
+    let tls = through_the_door(&stage)?;
+    for ((way, rate), (_, alone)) in tls.copies().into_iter().zip(plain.copies()) {
+        for (what, value, unit) in [
+            ("", rate / 1e9, "GB/s"),
+            (", of the TCP stream", rate / raw, ""),
+            (", of those without", rate / alone, ""),
+        ] {
+            report.push(Check::told(
+                format!("copies {way} by TLS and ghostd{what}"),
+                value,
+                unit,
+            ));
+        }
+    }
+    for (what, value, unit) in [
+        (", p50", tls.waited * 1e6, "us"),
+        (", of TCP there and back", tls.waited / trip, "x"),
+        (", of one without", tls.waited / plain.waited, "x"),
+    ] {
+        report.push(Check::told(
+            format!("a call that is waited for by TLS and ghostd{what}"),
+            value,
+            unit,
+        ));
+    }
     Ok(())
+}
+
+/// What a program finds of its way to the executor.
+struct Way {
+    /// Bytes a second.
+    to: f64,
+    from: f64,
+    /// Seconds of a call that is waited for, the median.
+    waited: f64,
+}
+
+impl Way {
+    fn measure(stage: &Stage, ticket: &Ticket) -> Result<Way> {
+        let size = COPY_MIB.to_string();
+        let said = stage
+            .run(Place::There(ticket), &program("path"), &[&size])?
+            .right()?;
+        Ok(Way {
+            to: figure(&said.out, "in")?,
+            from: figure(&said.out, "out")?,
+            waited: figure(&said.out, "waited")?,
+        })
+    }
+
+    fn copies(&self) -> [(&'static str, f64); 2] {
+        [("in", self.to), ("out", self.from)]
+    }
+}
+
+/// As a program of another host comes in: ghostd, TLS, a token, a container, an executor.
+fn through_the_door(stage: &Stage) -> Result<Way> {
+    let dir = tempfile::Builder::new().prefix("ghost-door-").tempdir()?;
+    // The executor's user has to get in.
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
+    let [token, executor, cache] = ["token", "executor", "cache"].map(|name| dir.path().join(name));
+    let secret = "what only the bench knows";
+    fs::write(&token, secret)?;
+    fs::set_permissions(&token, Permissions::from_mode(0o600))?;
+    // Also where there is a GPU.
+    let genuine = beside("ghost-executor")?;
+    let script = format!("#!/bin/sh\nexec {genuine:?} --device cpu \"$@\"\n");
+    fs::write(&executor, script)?;
+    fs::set_permissions(&executor, Permissions::from_mode(0o755))?;
+    let door = format!(
+        "[overflow]\nlisten = \"127.0.0.1:0\"\ntls = true\ntoken_file = {token:?}\n\
+         executor = {executor:?}\ncache_dir = {cache:?}\n"
+    );
+    let node = Node::start_with(Kind::Sim, &door)?;
+    let told = node.get("/v1/node")?;
+    let told = |name: &str| {
+        let text = told["overflow"][name].as_str();
+        text.with_context(|| format!("ghostd tells no {name} of overflow"))
+    };
+    let ticket = Ticket {
+        token: secret.to_owned(),
+        fingerprint: told("fingerprint")?.to_owned(),
+        ..stage.ticket(told("listen")?)
+    };
+    Way::measure(stage, &ticket).with_context(|| node.log("ghostd"))
 }
 
 /// The number behind `name` in what a program said.
