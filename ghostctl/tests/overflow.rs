@@ -2,6 +2,7 @@
 //! them, and what `ghostctl` shows of it. The executor is a script that sends back what it gets, and
 //! once, where the whole workspace is built, the real one with the real libcuda of Ghost.
 
+use ghost_overflow_tests::program;
 use ghost_wire::hello::{self, Hello, Inject, MAGIC, Role, Tenant, Ticket, Verdict};
 use ghost_wire::{VERSION, api};
 use rustls::pki_types::pem::PemObject;
@@ -646,14 +647,23 @@ fn built(name: &str) -> Option<String> {
 
 #[test]
 fn a_program_computes_on_a_peer_over_tls_and_not_with_another_certificate() {
-    let all = ["ghost-executor", "ghost-overflow-saxpy", "libghost_shim.so"].map(built);
-    let [Some(executor), Some(program), Some(_)] = all else {
+    let all = [
+        "ghost-executor",
+        "ghost-overflow-saxpy",
+        "libghost_shim.so",
+        "libghost_nvml.so",
+    ]
+    .map(built);
+    let [Some(executor), Some(saxpy), Some(_), Some(_)] = all else {
         eprintln!("skipped: `cargo build --workspace` makes {all:?}");
         return;
     };
-    let node = Ghostd::new(&format!(
-        "tls = true\ntoken_file = \"DIR/token\"\nexecutor = {executor:?}"
-    ));
+    let node = Ghostd::new("tls = true\ntoken_file = \"DIR/token\"\nexecutor = \"DIR/cpu\"");
+    // Also where there is a GPU.
+    let cpu = node.dir.path().join("cpu");
+    let script = format!("#!/bin/sh\nexec {executor:?} --device cpu \"$@\"\n");
+    fs::write(&cpu, script).unwrap();
+    fs::set_permissions(&cpu, fs::Permissions::from_mode(0o755)).unwrap();
     let listener = node.json(&["info", "--json"])["overflow"].clone();
     let right = listener["fingerprint"].as_str().unwrap();
     let token = node.dir.path().join("token").display().to_string();
@@ -661,9 +671,7 @@ fn a_program_computes_on_a_peer_over_tls_and_not_with_another_certificate() {
     let run = |fingerprint: &str, token: &str| {
         let add = ["peer", "add", "far", &address, "--token-file", token];
         node.says(0, &[&add[..], &["--fingerprint", fingerprint]].concat());
-        let output = node.ghostctl(&[
-            "run", "--weight", "70", "--on", "far", "job", "--", &program,
-        ]);
+        let output = node.ghostctl(&["run", "--weight", "70", "--on", "far", "job", "--", &saxpy]);
         let text =
             String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         (output.status.success(), text.into_owned())
@@ -675,6 +683,15 @@ fn a_program_computes_on_a_peer_over_tls_and_not_with_another_certificate() {
     let line = metrics.lines().find_map(|line| line.strip_prefix(waited));
     let waited: f64 = line.unwrap().parse().unwrap();
     assert!(waited > 0.0);
+
+    // Its NVML comes in by the same door.
+    let nvml = program("nvml").display().to_string();
+    let said = node.says(0, &["run", "--on", "far", "job", "--", &nvml]);
+    let device = "nvml: 1 devices, the first a Ghost CPU device (PTX interpreter)";
+    assert!(
+        said.starts_with(&format!("{device}; as CUDA has it\n")),
+        "{said}"
+    );
 
     let (good, said) = run(&"0".repeat(64), &token);
     assert!(!good && said.contains("certificate"), "{said}");
