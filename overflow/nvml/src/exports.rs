@@ -5,6 +5,7 @@ use crate::far::{self, Far};
 use crate::text::{Bus, uuid};
 use ghost_wire::hello::{Device, Readings};
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::Once;
 
 /// `nvmlDevice_t`: the device's number and one, so that none is null.
 type Handle = *mut c_void;
@@ -322,6 +323,20 @@ fn clock(
         return Err(INVALID_ARGUMENT);
     }
     now(device, |now| see(now).get(kind as usize).copied().flatten())
+}
+
+/// The private tables by which `nvidia-smi` asks: none is here.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlInternalGetExportTable(
+    to: *mut *const c_void,
+    _id: *const c_void,
+) -> Status {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        far::tell("a private table of NVML is asked for, as nvidia-smi does: a far host has none");
+    });
+    // SAFETY: null, or a pointer to be written.
+    status(unsafe { tell(to, std::ptr::null()) }.and(Err(NOT_SUPPORTED)))
 }
 
 /// A word for people, which stays.

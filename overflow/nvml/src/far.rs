@@ -212,7 +212,12 @@ fn lost(why: &FarError) -> Status {
 }
 
 fn say(why: &FarError) {
-    let line = format!("ghost: the far host's devices can't be asked for: {why}\n");
+    tell(&format!("the far host's devices can't be asked for: {why}"));
+}
+
+/// Says something on stderr.
+pub(crate) fn tell(what: &str) {
+    let line = format!("ghost: {what}\n");
     // SAFETY: as many bytes as the line has.
     unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }

@@ -98,6 +98,10 @@ int main(void)
 	WANT(NVML(nvmlSystemGetDriverVersion, text, sizeof(text)) == 3);
 	WANT(NVML(nvmlSystemGetCudaDriverVersion, &version) == 0);
 	WANT(!dlsym(nvml, "nvmlDeviceSetPersistenceMode"));
+	/* Nor private tables. */
+	same = device;
+	WANT(NVML(nvmlInternalGetExportTable, &same, text) == 3 && !same);
+	WANT(NVML(nvmlInternalGetExportTable, NULL, text) == 2);
 	printf("nvml: %u devices, the first a %s", count, name);
 	fflush(stdout);
 	if (cuInit(0) == CUDA_SUCCESS) {
