@@ -4,8 +4,10 @@
 use ghost_wire::api::{ENTRIES, op};
 use ghost_wire::frame::{Command as Header, Reply, ReplyKind};
 use ghost_wire::hello::{self, Device, Hello, Role, TICKET_ENV, Ticket, Verdict, Welcome};
-use ghost_wire::message::{AddCopyNode, Bye, CaptureInfo, Message, Primary, Share, Use};
-use ghost_wire::{Encoder, Op, stats};
+use ghost_wire::message::{
+    AddCopyNode, Bye, CaptureInfo, Field, Message, Primary, Share, Use, Variable,
+};
+use ghost_wire::{Decoder, Encoder, Op, stats};
 use std::ffi::CString;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -154,6 +156,17 @@ fn beginning(init: u32) -> (String, JoinHandle<(Hello, Vec<Op>)>) {
                     // Active, the first, no graph, after nothing.
                     let mut to = Encoder::new(&mut body);
                     [1, 1, 0, 0].into_iter().for_each(|word| to.word(word));
+                }
+                if header.op == Variable::OP {
+                    // Where its name says, and all of it managed if it was asked for as such.
+                    let asked = Variable::take(&mut Decoder::new(&asked)).unwrap();
+                    let name = str::from_utf8(asked.name).unwrap();
+                    let at = u64::from_str_radix(name.trim_start_matches("0x"), 16).unwrap();
+                    let (start, whole) = if asked.managed { (at, 4096) } else { (0, 0) };
+                    let mut to = Encoder::new(&mut body);
+                    [at, 64, start, whole]
+                        .into_iter()
+                        .for_each(|word| to.word(word));
                 }
                 if header.op == Share::OP {
                     // At the same address.
@@ -470,6 +483,25 @@ fn the_runtime_gets_the_local_drivers_tables_or_one_message() {
         assert!(said.contains(words), "{said}");
         assert_eq!(serving.join().unwrap().1, [Bye::OP]);
     }
+}
+
+#[test]
+fn a_variable_whose_addresses_are_taken_is_refused_and_said_once() {
+    let (address, serving) = yes();
+    let stage = Stage::new();
+    let output = stage
+        .there(&address, &["cuInit", "taken"])
+        .output()
+        .unwrap();
+    let lines = lines(&output);
+    let at = lines[1].strip_prefix("taken=2,2,2 at ").unwrap();
+    let at = at.strip_suffix(": 1").unwrap();
+    let said = said(&output);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    let program = stage.program.display().to_string();
+    assert!(said.contains(at) && said.contains(&program), "{said}");
+    let asked = Variable::OP;
+    assert_eq!(serving.join().unwrap().1, [asked, asked, asked, Bye::OP]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::thread;
 use ghost_wire::Decoder;
 use ghost_wire::kind::{Handle, Library, Module};
 use ghost_wire::message::{Field, Message, Variable};
-use ghost_wire::result::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+use ghost_wire::result::{Code, INVALID_VALUE};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char};
 use std::sync::{Mutex, PoisonError};
@@ -61,10 +61,9 @@ fn share(of: u64, start: u64, len: u64) -> Result<(), Code> {
     if managed.iter().any(|&(_, at, _)| at == start) {
         return Ok(());
     }
-    if !reserve::at(start, len) || !reserve::back(start, len) {
-        // Where a variable is can't be chosen.
-        return Err(OUT_OF_MEMORY);
-    }
+    // Where a variable is can't be chosen.
+    reserve::claim(start, len)?;
+    reserve::back(start, len)?;
     shared::begin(start, len as usize);
     map::write(|map| map.insert(map::range(start, len, What::Managed)));
     managed.push((of, start, len));
@@ -79,7 +78,7 @@ fn ask(of: u64, name: &CStr, managed: bool) -> Result<(u64, u64), Code> {
     let ask = || link()?.wait(Variable::OP, |to| message.put(to), answer);
     let [at, len, start, whole] = ask()?;
     if whole == 0 {
-        reserve::at(at, len);
+        reserve::claim(at, len)?;
         map::write(|map| map.insert(map::range(at, len, What::Global { of })));
         return Ok((at, len));
     }

@@ -169,11 +169,16 @@ pub(super) fn window(at: u64) -> Result<u64, Code> {
         return Ok(range.window + (at - range.start));
     }
     let window = shared::ask(range.start, range.len, flags)?;
-    reserve::at(window, range.len);
+    // The far side has put it at the same address where it could.
+    if window != range.start
+        && let Err(code) = reserve::claim(window, range.len)
+    {
+        shared::ask_end(range.start)?;
+        return Err(code);
+    }
     shared::begin(range.start, range.len as usize);
     map::write(|map| {
         let host = range.start;
-        // The far side has put it at the same address where it could.
         if map.overlapping(window, range.len).is_none() {
             map.insert(map::Range {
                 window,
@@ -241,9 +246,9 @@ pub(crate) unsafe extern "C" fn cuMemAllocManaged(to: *mut u64, len: usize, flag
                 let _ = shared::ask_end(at);
             },
         )?;
-        if !reserve::back(at, len as u64) {
+        if let Err(code) = reserve::back(at, len as u64) {
             shared::ask_end(at)?;
-            return Err(OUT_OF_MEMORY);
+            return Err(code);
         }
         shared::begin(at, len);
         map::write(|map| map.insert(map::range(at, len as u64, What::Managed)));

@@ -112,6 +112,25 @@ static void attributes(void)
 		printf("set=%d\n", set(8, values[i], 0x6806000000000010, 0));
 }
 
+/* Variables that are where the program has something: their names say where. */
+static void taken(void)
+{
+	static char own[1 << 13] = { 1 };
+	int (*global)(void **, size_t *, unsigned long, const char *) =
+		dlsym(lib, "cuLibraryGetGlobal");
+	int (*managed)(void **, size_t *, unsigned long, const char *) =
+		dlsym(lib, "cuLibraryGetManaged");
+	unsigned long library = 0x6805000000000010;
+	void *at = own;
+	size_t len;
+	char name[32];
+
+	snprintf(name, sizeof(name), "%p", at);
+	printf("taken=%d,%d", global(&at, &len, library, name),
+	       managed(&at, &len, library, name));
+	printf(",%d at %p: %d\n", global(&at, &len, library, name), at, own[0]);
+}
+
 /* The private tables that the CUDA runtime asks for, by the beginnings of their names, and one that
  * no driver has; of each the code, and whether there is a table.
  */
@@ -180,6 +199,8 @@ int main(int argc, char **argv)
 			own_stream();
 		} else if (!strcmp(what, "captured")) {
 			captured();
+		} else if (!strcmp(what, "taken")) {
+			taken();
 		} else if (!strcmp(what, "tables")) {
 			tables();
 		} else if (!strcmp(what, "peers")) {
