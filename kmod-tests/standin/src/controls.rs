@@ -137,6 +137,9 @@ impl Driver {
             });
         }
         if cmd == discover::HANDLE_INFO.number() {
+            if let Some(client) = self.clients.get_mut(&root) {
+                client.asked += 1;
+            }
             return with(params, |p: &mut HandleInfo| {
                 let (parent, class) = match self.object(root, p.object) {
                     Some(object) => (object.parent, object.class),

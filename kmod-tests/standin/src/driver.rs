@@ -50,6 +50,8 @@ pub(crate) struct Client {
     pub(crate) file: u64,
     pub(crate) pid: u32,
     pub(crate) objects: BTreeMap<u32, Object>,
+    /// How often it was asked what a handle of its is.
+    pub(crate) asked: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -196,6 +198,7 @@ impl Driver {
                 file,
                 pid: pid(),
                 objects: BTreeMap::new(),
+                asked: 0,
             };
             self.clients.insert(handle, client);
             return Ok(handle);

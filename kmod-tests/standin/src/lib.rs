@@ -65,6 +65,8 @@ pub struct ClientView {
     pub pid: u32,
     /// How many objects it has.
     pub objects: usize,
+    /// How often anybody asked what one of its handles is, there or not: a scan is many of these.
+    pub asked: u64,
 }
 
 /// A channel group.
@@ -127,6 +129,7 @@ impl Standin {
             client: Client(client),
             pid: c.pid,
             objects: c.objects.len(),
+            asked: c.asked,
         };
         driver.clients.iter().map(view).collect()
     }

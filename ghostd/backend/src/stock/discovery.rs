@@ -1,16 +1,16 @@
 //! When to look for what. Looking costs, so it waits for a sign: the driver's count of clients
 //! and objects moved, the trace tells of a context that nobody knows, or a process is new.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ghost_model::sample::GroupId;
 use ghost_model::{GpuState, Micros};
 use ghost_notify::poll_exits;
-use ghost_rm::Status;
 use ghost_rm::abi::discover::{CLASS_MPS, ClientDatabase};
+use ghost_rm::{Client, Status};
 
 use super::groups::Group;
-use super::scan::Reach;
+use super::scan::{Asked, Reach};
 use super::tenants::{Seen, Tenant};
 use super::{Rm, Stock};
 use crate::Event;
@@ -35,6 +35,19 @@ const COMPUTE_CLASSES: [u32; 9] = [
 ];
 /// What MPS calls its server.
 const MPS_SERVER: &str = "nvidia-cuda-mps";
+
+/// Why a process is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sign {
+    /// It is new, or was so a while ago.
+    Due,
+    /// The broker says that it made channel groups.
+    Made,
+    /// It is its turn.
+    Swept,
+    /// It used a GPU by a context that nobody knows.
+    Used,
+}
 
 /// What was seen, and when.
 #[derive(Debug, Default)]
@@ -115,8 +128,14 @@ impl Stock {
     }
 
     /// Looks for processes and channel groups where there is a sign of new ones; `unknown` are
-    /// processes that used a GPU by contexts that are not known. Whether any were found.
-    pub(super) fn discover(&mut self, unknown: &BTreeSet<u32>, now: Micros) -> bool {
+    /// processes that used a GPU by contexts that are not known, `made` those of which the broker
+    /// says that they made some. Whether any were found.
+    pub(super) fn discover(
+        &mut self,
+        unknown: &BTreeSet<u32>,
+        made: &BTreeSet<u32>,
+        now: Micros,
+    ) -> bool {
         // Taken out while the tenants that it knows nothing of are changed.
         let Some(mut rm) = self.rm.take() else {
             return false;
@@ -128,33 +147,54 @@ impl Stock {
             self.discovery.dirty = self.tenants.keys().copied().collect();
         }
         let blind = self.is_blind();
-        let stranger = unknown.iter().any(|pid| !self.tenants.contains_key(pid));
+        let making = self.memory.making();
+        let mut signs = unknown.difference(&making).chain(made);
+        self.discovery.stirred |= signs.any(|pid| !self.tenants.contains_key(pid));
         let since = self.discovery.listed.map(|listed| now.since(listed));
-        let stirred = self.discovery.stirred || stranger;
-        let mut due = BTreeSet::new();
+        let mut due = BTreeMap::new();
         let list = if blind { LIST_BLIND } else { LIST };
+        let stirred = self.discovery.stirred;
         if since.is_none_or(|since| since >= list || (stirred && since >= LIST_AT_MOST)) {
             self.discovery.listed = Some(now);
             self.discovery.stirred = false;
-            due = self.list_processes(&rm, now);
+            let new = self.list_processes(&rm, now);
+            due.extend(new.into_iter().map(|pid| (pid, Sign::Due)));
         }
-        for (&pid, tenant) in &mut self.tenants {
-            let wanted = unknown.contains(&pid) && tenant.may_search(now);
-            if tenant.settle(now) || wanted || (tenant.is_new() && self.discovery.behind) {
-                due.insert(pid);
+        let behind = self.discovery.behind;
+        let left_alone = |pid: &u32| making.contains(pid);
+        for (&pid, tenant) in self.tenants.iter_mut().filter(|(pid, _)| !left_alone(pid)) {
+            if tenant.settle(now) || (tenant.is_new() && behind) {
+                due.entry(pid).or_insert(Sign::Due);
+            }
+            if unknown.contains(&pid) && tenant.may_search(now) {
+                due.insert(pid, Sign::Used);
+            }
+            // The use that nobody knew of may be that of what was made.
+            if made.contains(&pid) {
+                due.insert(pid, Sign::Made);
             }
         }
-        // Looking for new clients is dear: who is only swept may do with those that were found.
-        let mut refresh = blind || !due.is_empty();
         let sweep = if blind { SWEEP_BLIND } else { SWEEP };
         if now.since(self.discovery.swept) >= sweep {
             self.discovery.swept = now;
-            if let Some(pid) = self.discovery.dirty.pop_first() {
-                refresh |= self.tenants.get(&pid).is_some_and(Tenant::is_new);
-                due.insert(pid);
+            let dirty = self.discovery.dirty.iter().find(|pid| !left_alone(pid));
+            if let Some(&pid) = dirty {
+                self.discovery.dirty.remove(&pid);
+                due.entry(pid).or_insert(Sign::Swept);
             }
         }
-        if refresh && !due.is_empty() {
+        due.retain(|pid, _| !left_alone(pid));
+        // Looking for new clients is dear: who is only swept, or was told of, may do with those
+        // that were found.
+        let needs_clients = |(pid, sign): (&u32, &Sign)| {
+            let tenant = self.tenants.get(pid);
+            tenant.is_some_and(|tenant| match sign {
+                Sign::Used => true,
+                Sign::Swept => tenant.is_new(),
+                Sign::Due | Sign::Made => self.memory.told_of(tenant.id).is_empty(),
+            })
+        };
+        if (blind && !due.is_empty()) || due.iter().any(needs_clients) {
             self.discovery.behind = match rm.unclaimed.refresh(&rm.session) {
                 Ok(complete) => !complete,
                 Err(error) => {
@@ -162,10 +202,12 @@ impl Stock {
                     false
                 }
             };
+            let owned = self.tenants.values().flat_map(Tenant::clients);
+            rm.unclaimed.claim(owned);
         }
         let mut found = false;
-        for pid in due {
-            found |= self.look(&mut rm, pid, unknown.contains(&pid), now);
+        for (pid, sign) in due {
+            found |= self.look(&mut rm, pid, sign, now);
         }
         if !self.discovery.adopted && !self.discovery.behind {
             self.discovery.adopted = true;
@@ -241,40 +283,68 @@ impl Stock {
         new
     }
 
-    /// Scans one process; `search` if it is known that something is to be found. Whether
-    /// something was.
-    fn look(&mut self, rm: &mut Rm, pid: u32, search: bool, now: Micros) -> bool {
+    /// Looks at one process: at what the broker tells of it, and scans it where that is not
+    /// enough. Whether something was found.
+    fn look(&mut self, rm: &mut Rm, pid: u32, sign: Sign, now: Micros) -> bool {
         let Some(mut tenant) = self.tenants.remove(&pid) else {
             return false;
         };
         let mut found = false;
-        self.discovery.dirty.remove(&pid);
         if tenant.refused.is_none() {
-            tenant.find_clients(&rm.session, &mut rm.unclaimed);
-            let reach = if search {
-                tenant.reach()
-            } else {
-                Reach::Frontier
+            let told = self.memory.told_of(tenant.id);
+            if !told.is_empty() {
+                tenant.find_clients(&rm.session, told.keys().copied());
+                rm.unclaimed.claim(tenant.clients());
+                found = self.scan(rm, &mut tenant, None, &told, now);
+            }
+            let scans = match sign {
+                Sign::Used => !found,
+                Sign::Swept => true,
+                Sign::Due | Sign::Made => told.is_empty(),
             };
-            let known: BTreeSet<_> = self
-                .groups
-                .of(pid)
-                .map(|(_, g)| (g.client, g.object))
-                .collect();
-            let is_new = |client, object| !known.contains(&(client, object));
-            let (seen, complete) = tenant.scan(&rm.session, reach, is_new);
-            if !complete && reach == Reach::Frontier {
-                self.discovery.dirty.insert(pid);
-            }
-            for seen in seen {
-                found |= self.take_in(rm, &mut tenant, seen, now);
-            }
-            if search {
-                tenant.searched(found, now);
+            if scans {
+                let search = matches!(sign, Sign::Used | Sign::Made);
+                tenant.find_clients(&rm.session, rm.unclaimed.clients());
+                rm.unclaimed.claim(tenant.clients());
+                let reach = if search {
+                    tenant.reach()
+                } else {
+                    Reach::Frontier
+                };
+                found = self.scan(rm, &mut tenant, Some(reach), &told, now);
+                if search {
+                    tenant.searched(found, now);
+                }
             }
         }
         self.tenants.insert(pid, tenant);
         self.refuse_shared(pid);
+        found
+    }
+
+    /// Takes in what was `told`, or scans as far as `reach`; whether something was found.
+    fn scan(
+        &mut self,
+        rm: &Rm,
+        tenant: &mut Tenant,
+        reach: Option<Reach>,
+        told: &BTreeMap<Client, Vec<Asked>>,
+        now: Micros,
+    ) -> bool {
+        let pid = tenant.id.pid;
+        let groups = self.groups.of(pid);
+        let known: BTreeSet<_> = groups.map(|(_, g)| (g.client, g.object)).collect();
+        let is_new = |client, object| !known.contains(&(client, object));
+        let (seen, complete) = tenant.scan(&rm.session, reach, told, is_new);
+        match reach {
+            Some(Reach::Frontier) if !complete => _ = self.discovery.dirty.insert(pid),
+            Some(_) => _ = self.discovery.dirty.remove(&pid),
+            None => {}
+        }
+        let mut found = false;
+        for seen in seen {
+            found |= self.take_in(rm, tenant, seen, now);
+        }
         found
     }
 

@@ -19,8 +19,11 @@ use ghost_guardian::broker::books::{Card, CardInfo, Observed, SessionId};
 use ghost_guardian::broker::client::Broker;
 use ghost_guardian::broker::wire::Usage;
 use ghost_model::{Bytes, Members, MemorySeen, MemoryWanted, Micros, Name, ProcId};
+use ghost_rm::{Client, Object};
 
 use super::Stock;
+use super::making::Making;
+use super::scan::Asked;
 use crate::AdoptError;
 use crate::nvidia::{self, clock};
 
@@ -70,14 +73,21 @@ struct Told {
     sessions: BTreeMap<SessionId, Held>,
 }
 
+/// What was heard last.
+#[derive(Default)]
+struct Last {
+    usage: Usage,
+    making: Making,
+}
+
 /// What the watching thread and the backend share.
 struct Shared {
     path: PathBuf,
     /// Guards what a new guardian is told, so that it is told all of it or is told later. Held
     /// over no call but those of giving it.
     told: Mutex<Told>,
-    /// Guards the last that the broker said, and who has channel groups that are new.
-    last: Mutex<(Option<Usage>, BTreeSet<u32>)>,
+    /// Guards the last that the broker said, and who makes channel groups.
+    last: Mutex<Last>,
     /// Guards what a broker wants people to know, each of which it says once.
     notes: Mutex<BTreeSet<String>>,
     /// Called when there is news for the control loop.
@@ -146,14 +156,35 @@ impl Memory {
         *lock(&self.shared.wake) = Some(wake);
     }
 
-    /// Whether a process made channel groups since [`Memory::stirred`].
-    pub(super) fn has_stirred(&self) -> bool {
-        !lock(&self.shared.last).1.is_empty()
+    /// Whether a process made channel groups since [`Memory::made`], and is quiet since.
+    pub(super) fn has_made(&self) -> bool {
+        self.shared.due_in().is_some_and(|due| due.is_zero())
     }
 
-    /// Processes that made channel groups since the last call.
-    pub(super) fn stirred(&mut self) -> BTreeSet<u32> {
-        std::mem::take(&mut lock(&self.shared.last).1)
+    /// Processes that made channel groups and are quiet since.
+    pub(super) fn made(&mut self) -> BTreeSet<u32> {
+        lock(&self.shared.last).making.take(Instant::now())
+    }
+
+    /// Those that are to be left alone meanwhile.
+    pub(super) fn making(&self) -> BTreeSet<u32> {
+        lock(&self.shared.last).making.pids()
+    }
+
+    /// The channel groups that a process asked for, whether or not it got them, of each client.
+    pub(super) fn told_of(&self, process: ProcId) -> BTreeMap<Client, Vec<Asked>> {
+        let last = lock(&self.shared.last);
+        let tenants = last.usage.tenants.iter().filter(|t| t.owner == process);
+        let clients = tenants.flat_map(|tenant| &tenant.clients);
+        let told = clients.filter(|client| !client.computing.is_empty());
+        let groups = told.map(|client| {
+            let of = client.groups.iter().map(|(_, group)| Asked {
+                group: Object(*group),
+                computes: client.computing.contains(group),
+            });
+            (Client(client.client), of.collect())
+        });
+        groups.collect()
     }
 
     pub(super) fn set_limits(&mut self, wanted: &MemoryWanted) {
@@ -298,7 +329,8 @@ impl Shared {
         self.tell(&mut broker)?;
         let mut news = 0;
         while !self.ended.load(Ordering::Relaxed) {
-            let usage = broker.wait(news, WAIT)?;
+            let wait = self.due_in().map_or(WAIT, |due| due.min(WAIT));
+            let usage = broker.wait(news, wait)?;
             news = usage.news;
             self.heard(usage);
             thread::sleep(PACE);
@@ -347,25 +379,34 @@ impl Shared {
         lock(&self.told)
             .sessions
             .retain(|session, held| serves.contains(session) || held.since.elapsed() < GONE);
-        let groups = |usage: &Usage| -> BTreeMap<u32, usize> {
-            let of = |t: &ghost_guardian::broker::wire::TenantInfo| {
-                let clients = t.clients.iter();
-                (t.owner.pid, clients.map(|c| 1 + c.groups.len()).sum())
-            };
-            usage.tenants.iter().map(of).collect()
+        let groups = |usage: &Usage| -> BTreeMap<u32, (usize, usize)> {
+            let mut all = BTreeMap::new();
+            for tenant in &usage.tenants {
+                let count: &mut (usize, usize) = all.entry(tenant.owner.pid).or_default();
+                for client in &tenant.clients {
+                    count.0 += client.groups.len();
+                    count.1 += client.computing.len();
+                }
+            }
+            all
         };
         let mut last = lock(&self.last);
-        let before = last.0.as_ref().map(groups).unwrap_or_default();
-        let now = groups(&usage);
-        let new = now.iter().filter(|(pid, n)| before.get(pid) != Some(n));
-        let new: Vec<u32> = new.map(|(pid, _)| *pid).collect();
-        let stirred = !new.is_empty();
-        last.1.extend(new);
-        last.0 = Some(usage);
+        let (before, now) = (groups(&last.usage), groups(&usage));
+        for (pid, count) in now {
+            if before.get(&pid).copied().unwrap_or_default() != count {
+                last.making.sign(pid, Instant::now());
+            }
+        }
+        last.usage = usage;
         drop(last);
-        if let (true, Some(wake)) = (stirred, lock(&self.wake).as_ref()) {
+        if let (Some(Duration::ZERO), Some(wake)) = (self.due_in(), lock(&self.wake).as_ref()) {
             wake();
         }
+    }
+
+    /// How long it is until a process that made channel groups is to be looked at.
+    fn due_in(&self) -> Option<Duration> {
+        lock(&self.last).making.due_in(Instant::now())
     }
 }
 

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `tenants` | processes, held by pidfds; finding their clients |
 //! | `scan` | the objects of a client |
+//! | `making` | who is making a context, and is left alone meanwhile |
 //! | `discovery` | when to look for what |
 //! | `groups` | channel groups and timeslices |
 //! | `enforce` | setting timeslices, and reading them back |
@@ -21,6 +22,7 @@
 mod discovery;
 mod enforce;
 mod groups;
+mod making;
 mod memory;
 mod pauses;
 mod scan;
@@ -198,7 +200,7 @@ impl Backend for Stock {
     }
 
     fn stirs(&mut self) -> bool {
-        self.at_rest = !self.memory.has_stirred() && !self.has_stirred(clock::now());
+        self.at_rest = !self.memory.has_made() && !self.has_stirred(clock::now());
         !self.at_rest
     }
 
@@ -243,9 +245,9 @@ impl Backend for Stock {
         let gpus = self.boards.iter().filter_map(|b| b.driven.as_ref());
         self.pauses.connect(gpus.map(|driven| driven.gpu), now);
         self.pauses.renew(now);
-        let mut unknown = std::mem::take(&mut self.unknown);
-        unknown.extend(self.memory.stirred());
-        let found = self.discover(&unknown, now);
+        let unknown = std::mem::take(&mut self.unknown);
+        let made = self.memory.made();
+        let found = self.discover(&unknown, &made, now);
         self.audit(now);
         for board in &mut self.boards {
             if let Some(driven) = &mut board.driven {

@@ -30,6 +30,14 @@ pub(super) struct Found {
     pub(super) compute: bool,
 }
 
+/// A channel group that the broker tells of: a process asked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) group: Object,
+    /// Whether a compute engine was asked for on it.
+    pub(super) computes: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Node {
     device: Object,
@@ -90,6 +98,37 @@ impl Objects {
     /// Whether a search in depth has begun and not come to its end.
     pub(super) fn is_searching(&self) -> bool {
         self.deep.is_some()
+    }
+
+    /// Takes in a group that was told of, if it is there: a handful of calls, where a scan is
+    /// hundreds. `control` is on the tenant's file.
+    ///
+    /// # Errors
+    /// As [`Objects::scan`].
+    pub(super) fn learn(&mut self, control: Control<'_>, told: Asked) -> Result<(), RmError> {
+        let (client, group) = (self.client, told.group);
+        if !self.groups.contains_key(&group) {
+            match control.class_of(client, group) {
+                Ok(CLASS_CHANNEL_GROUP) => {}
+                Err(error) if error.status() == Some(Status::INVALID_CLIENT) => return Err(error),
+                // What was asked for was refused, or is gone.
+                Ok(_) | Err(_) => return Ok(()),
+            }
+            let Ok(device) = control.parent_of(client, group) else {
+                return Ok(());
+            };
+            if !self.devices.contains_key(&device)
+                && let Ok(Some(gpu)) = control.gpu_of_parent(client, device)
+            {
+                self.devices.insert(device, gpu);
+            }
+            let compute = false;
+            self.groups.insert(group, Node { device, compute });
+        }
+        if let Some(node) = self.groups.get_mut(&group) {
+            node.compute |= told.computes;
+        }
+        Ok(())
     }
 
     /// Asks for some handles, for no longer than [`LONGEST`]. `control` is on the tenant's file.
@@ -161,7 +200,8 @@ impl Objects {
         } else if class == CLASS_CHANNEL_GROUP {
             if let Some(device) = parent() {
                 let compute = false;
-                self.groups.insert(object, Node { device, compute });
+                let node = self.groups.entry(object);
+                node.or_insert(Node { device, compute }).device = device;
             }
         } else if is_channel(class) {
             if let Some(group) = parent() {

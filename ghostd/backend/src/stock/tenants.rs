@@ -1,6 +1,6 @@
 //! Processes that use a GPU: each held by a pidfd, and nothing else of theirs kept open.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::RawFd;
 
@@ -11,7 +11,7 @@ use ghost_rm::{Client, Control, Object, RmError, Session};
 
 use crate::{cgroup, procs};
 
-use super::scan::{Found, Objects, Reach};
+use super::scan::{Asked, Found, Objects, Reach};
 
 /// The most clients that a tenant is searched for.
 const MAX_CLIENTS: usize = 64;
@@ -66,6 +66,18 @@ pub(super) struct Unclaimed {
 }
 
 impl Unclaimed {
+    /// Those of nobody who is known.
+    pub(super) fn clients(&self) -> impl Iterator<Item = Client> + '_ {
+        self.clients.iter().copied()
+    }
+
+    /// These are somebody's.
+    pub(super) fn claim(&mut self, clients: impl IntoIterator<Item = Client>) {
+        for client in clients {
+            self.clients.remove(&client);
+        }
+    }
+
     /// Looks at the handles given out since the last call; false if there are more than one
     /// step's worth.
     ///
@@ -231,23 +243,34 @@ impl Tenant {
         }
     }
 
-    /// Looks for clients of it among those that are unclaimed.
-    pub(super) fn find_clients(&mut self, session: &Session, unclaimed: &mut Unclaimed) {
-        if unclaimed.clients.is_empty() || self.clients.len() >= MAX_CLIENTS {
-            return;
-        }
+    /// Its clients that are known.
+    pub(super) fn clients(&self) -> impl Iterator<Item = Client> + '_ {
+        self.clients.iter().map(|own| own.client)
+    }
+
+    /// Looks for clients of it among `some`.
+    pub(super) fn find_clients(
+        &mut self,
+        session: &Session,
+        some: impl IntoIterator<Item = Client>,
+    ) {
+        let is_own = |client: &Client| self.clients.iter().any(|own| own.client == *client);
+        let mut some: BTreeSet<Client> = some.into_iter().filter(|c| !is_own(c)).collect();
         for fd in control_nodes(self.id.pid) {
+            if some.is_empty() || self.clients.len() >= MAX_CLIENTS {
+                return;
+            }
             let asked = self.held.with_fd(fd, |duplicate| {
                 if !session.is_control_node(duplicate) {
                     return Vec::new();
                 }
                 let control = Control::new(duplicate);
                 let is_here = |c: &&Client| control.class_of(**c, c.as_object()).is_ok();
-                unclaimed.clients.iter().filter(is_here).copied().collect()
+                some.iter().filter(is_here).copied().collect()
             });
             // A descriptor that was closed meanwhile has no client.
             for client in asked.unwrap_or_default() {
-                unclaimed.clients.remove(&client);
+                some.remove(&client);
                 self.clients.push(Own {
                     client,
                     fd,
@@ -257,12 +280,14 @@ impl Tenant {
         }
     }
 
-    /// Scans its clients and returns all channel groups known, with the timeslices of those that
-    /// are `new`, and whether the scans came to their ends.
+    /// Takes in what was `told` of its clients, or scans them as far as `reach`, and returns all
+    /// channel groups known, with the timeslices of those that are `new`, and whether the scans
+    /// came to their ends.
     pub(super) fn scan(
         &mut self,
         session: &Session,
-        reach: Reach,
+        reach: Option<Reach>,
+        told: &BTreeMap<Client, Vec<Asked>>,
         new: impl Fn(Client, Object) -> bool,
     ) -> (Vec<Seen>, bool) {
         let mut all = Vec::new();
@@ -270,7 +295,12 @@ impl Tenant {
         let (held, pid) = (&self.held, self.id.pid);
         self.clients.retain_mut(|own| {
             let scanned = on_node(held, session, pid, own.fd, |control| {
-                complete &= own.objects.scan(control, reach)?;
+                for &group in told.get(&own.client).into_iter().flatten() {
+                    own.objects.learn(control, group)?;
+                }
+                if let Some(reach) = reach {
+                    complete &= own.objects.scan(control, reach)?;
+                }
                 for (object, found) in own.objects.groups() {
                     let slice_us = if new(own.client, object) {
                         control.get_timeslice(own.client, object).ok()

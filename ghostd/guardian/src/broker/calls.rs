@@ -33,8 +33,9 @@ use crate::ledger::LedgerError;
 /// its pages. CUDA uses none of them, and the driver gives them to its own kernel modules.
 const OTHER_MEMORY: &[u32] = &[0x3F, 0x82, 0xC2];
 
-/// Channels have classes that end like this.
+/// Channels, and the compute engines on them, have classes that end like this.
 const CHANNEL: u32 = 0x6F;
+const COMPUTE: u32 = 0xC0;
 
 /// A heap function that takes the host's memory only.
 const HEAP_OS_DESCRIPTOR: u32 = 27;
@@ -244,13 +245,23 @@ impl Asked<'_> {
             }),
             // The group that it is for is there by now.
             class if class & 0xFF == CHANNEL => {
-                if self.broker.state().tell_group((client, parent)) {
-                    self.broker.stir();
-                }
-                Answer::Allow
+                let channel = (client, alloc.object);
+                let news = self.broker.state().learn_channel(channel, parent);
+                self.stir_if(news)
+            }
+            class if class & 0xFF == COMPUTE => {
+                let news = self.broker.state().learn_compute((client, parent));
+                self.stir_if(news)
             }
             _ => Answer::Allow,
         }
+    }
+
+    fn stir_if(&self, news: bool) -> Answer {
+        if news {
+            self.broker.stir();
+        }
+        Answer::Allow
     }
 
     fn heap(&mut self, heap: &HeapCall) -> Answer {

@@ -14,6 +14,9 @@ use crate::ledger::FileStore;
 /// Channel groups that are told of one client.
 const MAX_GROUPS: usize = 64;
 
+/// Channels of those that are remembered of one client.
+const MAX_CHANNELS: usize = 512;
+
 /// Parents of memory that are remembered of one client.
 const MAX_PLACES: usize = 64;
 
@@ -32,8 +35,19 @@ pub(super) struct State {
 struct Learnt {
     /// The card that each parent of memory is on.
     places: BTreeMap<Object, Card>,
-    /// The channel groups that were asked for, their cards, and whether ghostd was told.
-    groups: BTreeMap<Object, (Card, bool)>,
+    /// The channel groups that were asked for.
+    groups: BTreeMap<Object, Group>,
+    /// The group of each channel of those.
+    channels: BTreeMap<Object, Object>,
+}
+
+/// What was asked for of a channel group.
+struct Group {
+    card: Card,
+    /// It has channels, so that it is there.
+    told: bool,
+    /// One of them computes.
+    computes: bool,
 }
 
 impl State {
@@ -66,21 +80,48 @@ impl State {
     pub(super) fn learn_group(&mut self, (client, group): MemoryId, card: Card) {
         let groups = self.learnt(client).map(|learnt| &mut learnt.groups);
         if let Some(groups) = groups.filter(|groups| groups.len() < MAX_GROUPS) {
-            groups.insert(group, (card, false));
+            let group_of = Group {
+                card,
+                told: false,
+                computes: false,
+            };
+            groups.insert(group, group_of);
         }
     }
 
-    /// A group is there, if it is one that was asked for; whether that is news.
-    pub(super) fn tell_group(&mut self, (client, group): MemoryId) -> bool {
-        let learnt = self.learnt.get_mut(&client);
-        let group = learnt.and_then(|learnt| learnt.groups.get_mut(&group));
-        group.is_some_and(|(_, told)| !std::mem::replace(told, true))
+    /// A channel of a group was asked for: the group is there, if it is one that was asked for.
+    /// Whether that is news.
+    pub(super) fn learn_channel(&mut self, (client, channel): MemoryId, group: Object) -> bool {
+        let Some(learnt) = self.learnt.get_mut(&client) else {
+            return false;
+        };
+        let Some(known) = learnt.groups.get_mut(&group) else {
+            return false;
+        };
+        if learnt.channels.len() < MAX_CHANNELS {
+            learnt.channels.insert(channel, group);
+        }
+        !std::mem::replace(&mut known.told, true)
+    }
+
+    /// A compute engine was asked for on a channel; whether that is news of its group.
+    pub(super) fn learn_compute(&mut self, (client, channel): MemoryId) -> bool {
+        let Some(learnt) = self.learnt.get_mut(&client) else {
+            return false;
+        };
+        let group = learnt.channels.get(&channel);
+        let group = group.and_then(|group| learnt.groups.get_mut(group));
+        group.is_some_and(|group| !std::mem::replace(&mut group.computes, true))
     }
 
     /// An object is being freed that may be a parent or a group; whether it was known.
     pub(super) fn unlearn(&mut self, (client, object): MemoryId) -> bool {
         self.learnt.get_mut(&client).is_some_and(|learnt| {
+            learnt.channels.remove(&object);
             let group = learnt.groups.remove(&object).is_some();
+            if group {
+                learnt.channels.retain(|_, of| *of != object);
+            }
             learnt.places.remove(&object).is_some() || group
         })
     }
@@ -102,7 +143,8 @@ impl State {
         let mut told = 0;
         for tenant in books.tenants().take(MAX_CLIENTS_TOLD) {
             let learnt = self.learnt.get(&tenant.client);
-            let groups = learnt.into_iter().flat_map(|learnt| &learnt.groups);
+            let groups = || learnt.into_iter().flat_map(|learnt| &learnt.groups);
+            let computing = groups().filter(|(_, group)| group.computes);
             let info = tenants.entry(tenant.owner).or_insert_with(|| TenantInfo {
                 owner: tenant.owner,
                 container: Name::clone(tenant.container),
@@ -110,7 +152,8 @@ impl State {
             });
             info.clients.push(ClientInfo {
                 client: tenant.client.0,
-                groups: groups.map(|(group, (card, _))| (*card, group.0)).collect(),
+                groups: groups().map(|(at, group)| (group.card, at.0)).collect(),
+                computing: computing.map(|(at, _)| at.0).collect(),
             });
             told += 1;
         }

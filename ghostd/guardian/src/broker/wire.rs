@@ -137,6 +137,9 @@ pub struct ClientInfo {
     /// The channel groups that it asked for since the guardian started, by the card and their
     /// handle. The driver may have refused, and they may be gone: look.
     pub groups: Vec<(Card, u32)>,
+    /// Those of them on which it asked for a compute engine.
+    #[serde(default)]
+    pub computing: Vec<u32>,
 }
 
 /// A listener that is served.

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod deaths;
+mod discovery;
 mod host;
 mod oci;
 mod run;
