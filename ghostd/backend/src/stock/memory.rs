@@ -41,7 +41,7 @@ const GONE: Duration = Duration::from_secs(2);
 const OTHERS_STEP: u64 = 16 << 20;
 /// A broker that answered so long ago is being restarted: what is handed over meanwhile is kept for
 /// it. One that is away for longer is not waited for.
-const AWAY: Duration = Duration::from_secs(10);
+pub(super) const AWAY: Duration = Duration::from_secs(10);
 /// What the driver counts for each process is looked at this often.
 const OBSERVE: Micros = Micros(1_000_000);
 
@@ -105,14 +105,17 @@ pub(super) struct Memory {
     broker: Option<Broker>,
     /// When it answered last.
     answered: Option<Instant>,
+    /// One that answered so long ago is not waited for.
+    away: Duration,
     problem: Option<String>,
     observed: BTreeMap<(ProcId, Card), (Bytes, Option<Name>)>,
     observe_due: Micros,
 }
 
 impl Memory {
-    /// Begins to look for the broker at `path`.
-    pub(super) fn start(path: PathBuf) -> Self {
+    /// Begins to look for the broker at `path`, which is not waited for once it has been away for
+    /// so long.
+    pub(super) fn start(path: PathBuf, away: Duration) -> Self {
         let shared = Arc::new(Shared {
             path,
             told: Mutex::default(),
@@ -129,6 +132,7 @@ impl Memory {
             shared,
             broker: None,
             answered: None,
+            away,
             problem: None,
             observed: BTreeMap::new(),
             observe_due: Micros::ZERO,
@@ -241,7 +245,7 @@ impl Memory {
             AskError::Away(_) => ask(),
             error => Err(error),
         });
-        let is_restarted = self.answered.is_some_and(|at| at.elapsed() < AWAY);
+        let is_restarted = self.answered.is_some_and(|at| at.elapsed() < self.away);
         match asked {
             // Under the same name: one that was taken is not taken twice.
             Err(AskError::Away(_)) if is_restarted => Ok(()),
@@ -499,6 +503,31 @@ impl Stock {
         // What was not counted, because something moved meanwhile, is told again next time.
         if self.memory.ask(|broker| broker.observe(all)) == Ok(told) {
             self.memory.observed = holds;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    #[test]
+    fn a_listener_is_kept_for_a_broker_that_was_there_lately_and_for_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let hour = Duration::from_secs(3600);
+        for (answered, away, is_kept) in [
+            (Some(Instant::now()), hour, true),
+            (Some(Instant::now()), Duration::ZERO, false),
+            (None, hour, false),
+        ] {
+            let mut memory = Memory::start(dir.path().join("broker.sock"), away);
+            memory.answered = answered;
+            let listener = File::open("/dev/null").unwrap();
+            let taken = memory.adopt(&"a".parse().unwrap(), listener.into());
+            assert_eq!(taken.is_ok(), is_kept, "{answered:?} {away:?}: {taken:?}");
+            let held = lock(&memory.shared.told).sessions.len();
+            assert_eq!(held, usize::from(is_kept), "what is refused is let go");
         }
     }
 }

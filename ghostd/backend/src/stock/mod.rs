@@ -45,7 +45,7 @@ use crate::nvidia::telemetry::{Holdings, Telemetry};
 use crate::nvidia::{self, Host, HostError, Roots, clock};
 use crate::{AdoptError, Backend, Event, Failure, procs};
 use groups::Groups;
-use memory::Memory;
+use memory::{AWAY, Memory};
 use pauses::Pauses;
 use tenants::{Tenant, Unclaimed};
 
@@ -114,7 +114,7 @@ impl Stock {
             members: Members::default(),
             tenants: BTreeMap::new(),
             groups: Groups::default(),
-            memory: Memory::start(roots.guardian.with_file_name("broker.sock")),
+            memory: Memory::start(roots.guardian.with_file_name("broker.sock"), AWAY),
             pauses: Pauses::new(roots.guardian),
             wanted_pauses: BTreeMap::new(),
             discovery: discovery::State::default(),
