@@ -53,17 +53,16 @@ static int child(int in, int up)
 	const unsigned int lazy = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
 	CUipcMemHandle other;
 	CUipcEventHandle none;
-	CUdeviceptr p, q, base;
+	CUdeviceptr p, q, base, own;
 	CUevent theirs, mine;
 	struct offer offer;
-	unsigned int type = 0;
+	unsigned int type = 0, rounds = 1000;
 	size_t bytes;
 	CUstream s;
 	char word = 0;
 
 	get(in, &offer, sizeof(offer));
 	start();
-	CHECK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
 	CHECK(cuIpcOpenMemHandle(&p, offer.memory, lazy));
 	CHECK(cuIpcOpenEventHandle(&theirs, offer.theirs));
 	CHECK(cuIpcOpenEventHandle(&mine, offer.mine));
@@ -73,7 +72,20 @@ static int child(int in, int up)
 	WANT(type == CU_MEMORYTYPE_DEVICE && !capable(p));
 	CHECK(cuEventQuery(mine));
 
+	/* What a call has done when it has returned: a copy comes after what is before it. */
+	own = words(1, 0);
+	for (unsigned int turn = 0; turn < TURNS; turn++) {
+		get(in, &word, 1);
+		WANT(is(p, turn));
+		for (int i = 0; i < N; i++)
+			out[i] += 100;
+		CHECK(launch(kernel("spin"), 1, NULL, (void *[]){ &own, &rounds }));
+		CHECK(cuMemcpyHtoD(p, out, sizeof(out)));
+		put(up, &word, 1);
+	}
+
 	/* In the events' order. */
+	CHECK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
 	for (unsigned int turn = 0; turn < TURNS; turn++) {
 		get(in, &word, 1);
 		CHECK(cuStreamWaitEvent(s, theirs, 0));
@@ -84,28 +96,19 @@ static int child(int in, int up)
 	CHECK(cuEventSynchronize(mine));
 	CHECK(cuEventQuery(mine));
 
-	/* What a call has done when it has returned. */
-	for (unsigned int turn = 0; turn < TURNS; turn++) {
-		get(in, &word, 1);
-		WANT(is(p, turn));
-		for (int i = 0; i < N; i++)
-			out[i] += 100;
-		CHECK(cuMemcpyHtoD(p, out, sizeof(out)));
-		put(up, &word, 1);
-	}
-
 	/* As often as it was opened. */
+	get(in, &word, 1);
 	CHECK(cuIpcOpenMemHandle(&q, offer.memory, lazy));
 	WANT(q == p);
 	CHECK(cuIpcCloseMemHandle(q));
-	WANT(is(p, TURNS - 1 + 100));
+	WANT(is(p, 10 * (TURNS - 1) + 6));
 	CHECK(cuMemGetAddressRange(&base, &bytes, p));
 	WANT(cuMemFree(p) != CUDA_SUCCESS);
 	CHECK(cuIpcCloseMemHandle(p));
 	WANT(cuIpcCloseMemHandle(p) == CUDA_ERROR_INVALID_VALUE);
 	WANT(cuMemGetAddressRange(&base, &bytes, p) == CUDA_ERROR_NOT_FOUND);
 	CHECK(cuIpcOpenMemHandle(&p, offer.memory, lazy));
-	WANT(is(p, TURNS - 1 + 100));
+	WANT(is(p, 10 * (TURNS - 1) + 6));
 	CHECK(cuIpcCloseMemHandle(p));
 
 	/* Handles of nothing; the CPU device's begin with what names the memory. */
@@ -150,6 +153,13 @@ static void parent(int in, int down)
 	WANT(is(before, 11) && is(p, 22) && is(after, 33));
 	put(down, &offer, sizeof(offer));
 	for (unsigned int turn = 0; turn < TURNS; turn++) {
+		CHECK(cuMemsetD32(p, turn, N));
+		CHECK(cuCtxSynchronize());
+		put(down, &word, 1);
+		get(in, &word, 1);
+		WANT(is(p, turn + 100));
+	}
+	for (unsigned int turn = 0; turn < TURNS; turn++) {
 		CHECK(cuMemsetD32Async(p, 10 * turn, N, s));
 		CHECK(cuEventRecord(mine, s));
 		put(down, &word, 1);
@@ -160,13 +170,7 @@ static void parent(int in, int down)
 		CHECK(cuEventQuery(theirs));
 		WANT(is(p, 10 * turn + 6));
 	}
-	for (unsigned int turn = 0; turn < TURNS; turn++) {
-		CHECK(cuMemsetD32(p, turn, N));
-		CHECK(cuCtxSynchronize());
-		put(down, &word, 1);
-		get(in, &word, 1);
-		WANT(is(p, turn + 100));
-	}
+	put(down, &word, 1);
 	get(in, &word, 1);
 	WANT(cuIpcOpenMemHandle(&q, offer.memory, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) ==
 	     CUDA_ERROR_INVALID_CONTEXT);
