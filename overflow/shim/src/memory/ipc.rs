@@ -3,10 +3,10 @@
 
 use super::map::{self, What};
 use super::{done, reserve, tell};
-use crate::session::{link, say};
+use crate::session::link;
 use crate::{answer, sent};
 use ghost_wire::kind::Bytes;
-use ghost_wire::result::{Code, INVALID_VALUE, MAP_FAILED};
+use ghost_wire::result::{Code, INVALID_VALUE};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -38,18 +38,8 @@ fn enter(at: u64) -> Result<(), Code> {
     let (mut start, mut len) = (0, 0);
     // SAFETY: room for both.
     done(unsafe { sent::cuMemGetAddressRange_v2(&raw mut start, &raw mut len, at) })?;
-    if !reserve::at(start, len) {
-        // Opened again, it would be at the same address.
-        static SAID: AtomicBool = AtomicBool::new(false);
-        if !SAID.swap(true, Ordering::Relaxed) {
-            say(format_args!(
-                "memory of another process is at {start:#x} on the other host, where this process \
-                 has something else: cuIpcOpenMemHandle is answered with CUDA_ERROR_MAP_FAILED; \
-                 started again, it may find the addresses free"
-            ));
-        }
-        return Err(MAP_FAILED);
-    }
+    // Opened again, it would be at the same address.
+    reserve::claim(start, len)?;
     map::write(|map| map.insert(map::range(start, len, What::Opened { opens: 1 })));
     Ok(())
 }

@@ -173,12 +173,7 @@ pub(super) fn unback(at: u64, len: u64) {
     }
 }
 
-/// Keeps these addresses free, which were not for the asking; whether that is possible.
-pub(super) fn at(at: u64, len: u64) -> bool {
-    reserve(at, len).is_ok()
-}
-
-/// As [`at`], where nothing else can be done.
+/// Keeps these addresses free, which were not for the asking.
 ///
 /// # Errors
 /// `OUT_OF_MEMORY`; why is said on stderr.
