@@ -34,6 +34,7 @@ impl Context {
     fn end(&mut self) {
         self.lives += 1;
         ENDED.fetch_add(1, Ordering::Release);
+        crate::limits::new_era();
     }
 }
 

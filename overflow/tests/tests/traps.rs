@@ -79,8 +79,8 @@ fn a_limit_is_asked_for_once() -> Result<()> {
         let said = stage.run(Place::There(ticket), &program("limits"), &[])?;
         let waits = stage.waits(said.pid, op::cuCtxGetLimit)?;
         assert_eq!(
-            waits, 4,
-            "two lives, one that was set, one that there is not"
+            waits, 5,
+            "two lives, a launch, one that was set, one that there is not"
         );
         Ok(())
     })

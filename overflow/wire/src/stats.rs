@@ -50,7 +50,7 @@ pub fn waits_at(op: Op) -> Option<usize> {
 #[must_use]
 pub fn waits_of(at: usize) -> &'static str {
     let op = match at.checked_sub(ENTRIES.len()) {
-        Some(message) => usize::from(FIRST.0) + message,
+        Some(message) => message.saturating_add(FIRST.0.into()),
         None => at,
     };
     Op(u16::try_from(op).unwrap_or(u16::MAX)).name()
@@ -69,11 +69,17 @@ pub fn read(bytes: &[u8]) -> [u64; COUNTERS] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Message;
+    use crate::message::Message;
 
     #[test]
     fn each_call_has_its_word() {
-        for op in [Op(0), Op(7), crate::api::op::cuMemAlloc_v2, FIRST, crate::message::Bye::OP] {
+        for op in [
+            Op(0),
+            Op(7),
+            crate::api::op::cuMemAlloc_v2,
+            FIRST,
+            crate::message::Bye::OP,
+        ] {
             let at = waits_at(op).unwrap();
             assert_eq!(waits_of(at), op.name());
         }

@@ -34,7 +34,9 @@ unsafe fn launch(
         function.put(to);
         config.put(to);
         params.put(to);
-    }))
+    }))?;
+    callable.launched();
+    Ok(())
 }
 
 macro_rules! launches {

@@ -3,13 +3,14 @@
 
 use crate::link::Link;
 use crate::memory::done;
-use crate::{ids, thread};
+use crate::{ids, limits, thread};
 use ghost_wire::hello::Function;
 use ghost_wire::message::{Field, Message, Name, Resolve};
 use ghost_wire::result::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
 use ghost_wire::{Id, Object};
 use std::collections::HashMap;
 use std::ffi::{CString, c_char};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// A module or a library.
@@ -38,9 +39,21 @@ pub(super) struct Callable {
     index: usize,
     /// The module or library.
     pub(super) of: u64,
+    /// The context and the era in which it was launched last.
+    launched: AtomicU64,
 }
 
 impl Callable {
+    /// Takes note of a launch, which the driver may have to make stacks larger for.
+    #[inline]
+    pub(super) fn launched(&self) {
+        let now = limits::era().wrapping_add(thread::wire());
+        if self.launched.load(Ordering::Relaxed) != now {
+            self.launched.store(now, Ordering::Relaxed);
+            limits::stacks_may_grow();
+        }
+    }
+
     pub(super) fn layout(&self) -> &Function {
         // `name` has looked the index up.
         &self.layouts[self.index].function
@@ -187,6 +200,7 @@ fn name(
         layouts: Arc::clone(&image.layouts),
         index,
         of,
+        launched: AtomicU64::new(0),
     };
     callables.insert(id, Arc::new(callable));
     Ok(id)
@@ -231,6 +245,7 @@ pub(super) fn function(link: &Link, kernel: u64) -> Result<u64, Code> {
             layouts: Arc::clone(&of.layouts),
             index: of.index,
             of: of.of,
+            launched: AtomicU64::new(0),
         };
         let function = resolve(link, Object::Function, kernel)?;
         loaded.functions.insert(key, function);

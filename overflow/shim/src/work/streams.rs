@@ -178,8 +178,11 @@ pub(crate) unsafe extern "C" fn cuStreamQuery<const PT: bool>(stream: u64) -> Co
 
 pub(crate) unsafe extern "C" fn cuGraphLaunch<const PT: bool>(graph: u64, stream: u64) -> Code {
     match answer(link().and_then(publish)) {
-        // SAFETY: no pointer in it.
-        0 => unsafe { sent::cuGraphLaunch::<PT>(graph, stream) },
+        0 => {
+            crate::limits::stacks_may_grow();
+            // SAFETY: no pointer in it.
+            unsafe { sent::cuGraphLaunch::<PT>(graph, stream) }
+        }
         code => code,
     }
 }
