@@ -179,9 +179,11 @@ pub(crate) unsafe extern "C" fn cuStreamQuery<const PT: bool>(stream: u64) -> Co
 pub(crate) unsafe extern "C" fn cuGraphLaunch<const PT: bool>(graph: u64, stream: u64) -> Code {
     match answer(link().and_then(publish)) {
         0 => {
-            crate::limits::stacks_may_grow();
             // SAFETY: no pointer in it.
-            unsafe { sent::cuGraphLaunch::<PT>(graph, stream) }
+            let code = unsafe { sent::cuGraphLaunch::<PT>(graph, stream) };
+            // After it: who asks for the limit meanwhile asks again.
+            crate::limits::stacks_may_grow();
+            code
         }
         code => code,
     }
