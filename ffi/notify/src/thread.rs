@@ -5,13 +5,15 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 
 use crate::as_tenant::own_rights;
 use crate::pidfd::{info, new_fd};
 use crate::procid::{ProcError, ProcId};
 
 /// A held thread: it can exit, but nothing else can take its place. It may be
-/// kept from call to call; its program may change by exec meanwhile.
+/// kept from call to call; its program may change by exec meanwhile, which shows
+/// where that comes with other rights.
 #[derive(Debug)]
 pub struct Thread {
     tid: i32,
@@ -20,6 +22,10 @@ pub struct Thread {
     /// Where `fd` is its process's, not its own (before Linux 6.9): when the
     /// thread started, in ticks.
     by_process: Option<u64>,
+    /// Its rights when it was opened.
+    who: Credentials,
+    /// See [`Thread::memory`].
+    memory: OnceLock<Option<Memory>>,
 }
 
 /// The address space that a thread had when this was opened. It stays that one
@@ -29,6 +35,13 @@ pub struct Memory {
     tid: i32,
     file: File,
 }
+
+/// A page of memory of x86-64.
+const PAGE: usize = 4096;
+
+/// Address spaces, and tables of descriptors, to `kcmp`: linux/kcmp.h.
+const KCMP_VM: libc::c_int = 1;
+const KCMP_FILES: libc::c_int = 2;
 
 /// Whose rights a call is done with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,12 +88,15 @@ impl Thread {
         fd: OwnedFd,
         by_process: Option<u64>,
     ) -> Result<Self, ProcError> {
-        let held = Self {
+        let mut held = Self {
             tid,
             process: ProcId::of_pid(process)?,
             fd,
             by_process,
+            who: Credentials { uid: 0, gid: 0 },
+            memory: OnceLock::new(),
         };
+        held.who = held.effective()?;
         // What was read under the number is the held thread's if it lives yet.
         if held.is_alive() {
             Ok(held)
@@ -128,7 +144,7 @@ impl Thread {
         fd: RawFd,
         f: impl FnOnce(BorrowedFd<'_>) -> R,
     ) -> Result<R, ProcError> {
-        if self.by_process.is_some() && !self.shares_descriptors()? {
+        if self.by_process.is_some() && !self.shares(KCMP_FILES, self.process.pid)? {
             return Err(ProcError::NoSuchFd { pid: self.tid, fd });
         }
         // SAFETY: pidfd_getfd takes three integers and touches no memory of
@@ -152,24 +168,48 @@ impl Thread {
         own.then(|| info(&self.fd, wanted)).flatten()
     }
 
-    /// Whether its descriptors are its process's.
-    fn shares_descriptors(&self) -> Result<bool, ProcError> {
-        const KCMP_FILES: libc::c_int = 2;
-        let (leader, tid) = (self.process.pid, self.tid);
+    /// Whether it and `other` have the same `what`, a `KCMP_*` of linux/kcmp.h.
+    fn shares(&self, what: libc::c_int, other: i32) -> Result<bool, ProcError> {
+        let tid = self.tid;
         // SAFETY: kcmp takes integers and touches no memory of ours.
-        match unsafe { libc::syscall(libc::SYS_kcmp, leader, tid, KCMP_FILES, 0, 0) } {
+        match unsafe { libc::syscall(libc::SYS_kcmp, other, tid, what, 0, 0) } {
             0 => Ok(true),
             1.. => Ok(false),
             _ => Err(error(tid, "kcmp", io::Error::last_os_error())),
         }
     }
 
-    /// The effective user and group that it has now.
+    /// The memory that it had when this was first asked, held from then on: to open
+    /// it for each call costs more than to write there. It is what a waiting call's
+    /// addresses mean if that call waits still after this returned; a program that
+    /// was executed since has another, and this one is gone.
+    ///
+    /// `None` where it is not held, and is to be opened: another process may share
+    /// it, as the one that made this one by `vfork`, and would keep it through an
+    /// exec; or the kernel does not tell (before Linux 6.13).
+    pub fn memory(&self) -> Option<&Memory> {
+        let open = || {
+            let parent = self.info(libc::PIDFD_INFO_PID)?.ppid as i32;
+            let shared = self.shares(KCMP_VM, parent).unwrap_or(true);
+            (!shared).then(|| Memory::open(self.tid).ok()).flatten()
+        };
+        self.memory.get_or_init(open).as_ref()
+    }
+
+    /// The effective user and group that it has.
     ///
     /// # Errors
     ///
-    /// [`ProcError::Gone`], [`ProcError::System`].
+    /// [`ProcError::Gone`] also where they are others than when it was opened: it may
+    /// have executed another program. [`ProcError::System`].
     pub fn credentials(&self) -> Result<Credentials, ProcError> {
+        match self.effective()? {
+            now if now == self.who => Ok(now),
+            _ => Err(ProcError::Gone { pid: self.tid }),
+        }
+    }
+
+    fn effective(&self) -> Result<Credentials, ProcError> {
         if let Some(info) = self.info(libc::PIDFD_INFO_CREDS) {
             return Ok(Credentials {
                 uid: info.euid,
@@ -217,21 +257,40 @@ impl Memory {
     /// [`ProcError::Gone`], [`ProcError::Denied`]; [`ProcError::System`]: no memory
     /// there.
     pub fn peek(tid: i32, addr: u64, into: &mut [u8]) -> Result<(), ProcError> {
-        let (len, call) = (into.len(), "process_vm_readv");
+        Self::peek_ahead(tid, addr, into.len(), into).map(drop)
+    }
+
+    /// The same, of `least` bytes, and of what follows in the same page as far as
+    /// `into` has room: how many bytes were read in all.
+    ///
+    /// # Errors
+    ///
+    /// As [`Memory::peek`], of the `least` bytes.
+    pub fn peek_ahead(
+        tid: i32,
+        addr: u64,
+        least: usize,
+        into: &mut [u8],
+    ) -> Result<usize, ProcError> {
+        let call = "process_vm_readv";
+        // No kernel that this is for has smaller pages.
+        let page_left = PAGE - (addr as usize & (PAGE - 1));
+        let most = into.len().min(page_left.max(least));
         let local = libc::iovec {
             iov_base: into.as_mut_ptr().cast(),
-            iov_len: len,
+            iov_len: most,
         };
         let remote = libc::iovec {
             iov_base: addr as *mut libc::c_void,
-            iov_len: len,
+            iov_len: most,
         };
-        // SAFETY: the kernel writes at most `len` bytes to `into`; the other
-        // address is another's, and read by the kernel with that one's rights.
+        // SAFETY: the kernel writes at most `most` bytes, no more than `into` has;
+        // the other address is another's, and read by the kernel with that one's
+        // rights.
         let read =
             unsafe { libc::process_vm_readv(tid, &raw const local, 1, &raw const remote, 1, 0) };
         match usize::try_from(read) {
-            Ok(read) if read == len => Ok(()),
+            Ok(read) if read >= least => Ok(read),
             Ok(_) => Err(ProcError::System {
                 pid: tid,
                 call,
@@ -257,11 +316,15 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// [`ProcError::System`]: no memory there, or the program is gone.
+    /// [`ProcError::Gone`]: the program is; [`ProcError::System`]: no memory there.
     pub fn write(&self, addr: u64, from: &[u8]) -> Result<(), ProcError> {
         let (pid, call) = (self.tid, "writing its memory");
         let written = self.file.write_all_at(from, addr);
-        written.map_err(|source| ProcError::System { pid, call, source })
+        written.map_err(|source| match source.kind() {
+            // Nothing, which is how the kernel tells it.
+            io::ErrorKind::WriteZero => ProcError::Gone { pid },
+            _ => ProcError::System { pid, call, source },
+        })
     }
 }
 

@@ -187,8 +187,8 @@ impl Store for FileStore {
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {
-        let error = self.error("append to");
-        self.file.write_all(bytes).map_err(error)
+        let written = self.file.write_all(bytes);
+        written.map_err(|source| self.error("append to")(source))
     }
 
     fn replace(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {

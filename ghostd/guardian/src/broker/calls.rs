@@ -82,6 +82,7 @@ pub(super) struct Asked<'a> {
     /// Of the call itself, without its wrapper, as what follows.
     pub(super) cmd: u32,
     at: u64,
+    ahead: Ahead,
     pub(super) argument: Vec<u8>,
     /// The argument as it was read.
     before: Vec<u8>,
@@ -89,6 +90,47 @@ pub(super) struct Asked<'a> {
     caller: Option<(Arc<Thread>, Credentials)>,
     made: Option<Made>,
     alone: Option<Alone>,
+}
+
+/// What was read with an argument: programs have most arguments and their parameters on the stack,
+/// the parameters above, so that one look takes both.
+struct Ahead {
+    at: u64,
+    length: usize,
+    bytes: [u8; 512],
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self {
+            at: 0,
+            length: 0,
+            bytes: [0; 512],
+        }
+    }
+}
+
+impl Ahead {
+    /// Reads an argument of whichever thread has `tid`, as [`Memory::peek`].
+    fn read(&mut self, tid: i32, at: u64, argument: &mut [u8]) -> Result<(), ProcError> {
+        self.length = 0;
+        if argument.len() > self.bytes.len() {
+            return Memory::peek(tid, at, argument);
+        }
+        self.length = Memory::peek_ahead(tid, at, argument.len(), &mut self.bytes)?;
+        self.at = at;
+        if let Some(bytes) = self.has(at, argument.len()) {
+            argument.copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    /// What was read of `length` bytes at `at`, if it was.
+    fn has(&self, at: u64, length: usize) -> Option<&[u8]> {
+        let from = usize::try_from(at.checked_sub(self.at)?).ok()?;
+        let read = self.bytes.get(..self.length)?;
+        read.get(from..from.checked_add(length)?)
+    }
 }
 
 /// Parameters that were copied, and where from.
@@ -120,6 +162,7 @@ pub(super) fn decide(broker: &Broker, session: &Arc<Session>, call: &Notificatio
         fd: ioctl.fd,
         cmd: ioctl.cmd,
         at: ioctl.arg,
+        ahead: Ahead::default(),
         argument: vec![0; size],
         before: Vec::new(),
         caller: None,
@@ -196,12 +239,19 @@ impl Asked<'_> {
     }
 
     fn read_argument(&mut self) -> Result<(), ProcError> {
-        Memory::peek(self.notification.tid, self.at, &mut self.argument)
+        let (tid, at) = (self.notification.tid, self.at);
+        self.ahead.read(tid, at, &mut self.argument)
     }
 
     /// Reads the caller's memory.
     pub(super) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), ProcError> {
-        Memory::peek(self.notification.tid, at, into)
+        match self.ahead.has(at, into.len()) {
+            Some(bytes) => {
+                into.copy_from_slice(bytes);
+                Ok(())
+            }
+            None => Memory::peek(self.notification.tid, at, into),
+        }
     }
 
     /// The driver can read, through mappings of its own, what cannot be read from here: it must
@@ -401,26 +451,40 @@ impl Asked<'_> {
 
     /// Writes to the caller's memory, and answers that the call was done.
     ///
-    /// Its memory is opened for that, and then seen to be the caller's: a number could be another
-    /// process's by now, or its program another one, that must not be written to.
-    pub(super) fn write<'b>(&self, pieces: impl Iterator<Item = (u64, &'b [u8])>) -> Answer {
-        let mut pieces = pieces.peekable();
-        if pieces.peek().is_none() {
+    /// Its memory is opened before that, and then seen to be the caller's: a number could be
+    /// another process's by now, or its program another one, that must not be written to.
+    pub(super) fn write<'b>(
+        &self,
+        pieces: impl Iterator<Item = (u64, &'b [u8])> + Clone,
+    ) -> Answer {
+        if pieces.clone().next().is_none() {
             return Answer::Return(Ok(0));
         }
-        let memory = Memory::open(self.notification.tid);
-        if !self.waits() {
-            return Answer::Gone;
-        }
-        let memory = match memory {
-            Ok(memory) => memory,
-            Err(error) => return unreached(self.broker, &error),
+        let write = |memory: &Memory| {
+            if !self.waits() {
+                return Ok(Answer::Gone);
+            }
+            let written = pieces
+                .clone()
+                .try_for_each(|(at, bytes)| memory.write(at, bytes));
+            match written {
+                Ok(()) => Ok(Answer::Return(Ok(0))),
+                Err(ProcError::Gone { pid }) => Err(ProcError::Gone { pid }),
+                Err(_) => Ok(Answer::Return(Err(Errno::EFAULT as i32))),
+            }
         };
-        let written = pieces.try_for_each(|(at, bytes)| memory.write(at, bytes));
-        Answer::Return(match written {
-            Ok(()) => Ok(0),
-            Err(_) => Err(Errno::EFAULT as i32),
-        })
+        let held = self.caller.as_ref().and_then(|(thread, _)| thread.memory());
+        let tid = self.notification.tid;
+        match held.map(write) {
+            Some(Ok(answer)) => return answer,
+            // It was another program's.
+            Some(Err(_)) => self.session.forget_thread(tid),
+            None => {}
+        }
+        match Memory::open(tid).and_then(|memory| write(&memory)) {
+            Ok(answer) => answer,
+            Err(error) => self.unreached(&error),
+        }
     }
 
     /// Answers in the driver's place.

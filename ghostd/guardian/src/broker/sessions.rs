@@ -206,6 +206,11 @@ impl Session {
         Ok(thread)
     }
 
+    /// A thread is to be opened anew at its next call.
+    pub(super) fn forget_thread(&self, tid: i32) {
+        self.threads().remove(&tid);
+    }
+
     /// Waits until no other call of the thread is being done.
     pub(super) fn alone(self: &Arc<Self>, tid: i32) -> Alone {
         let mut busy = self.busy();
