@@ -87,18 +87,89 @@ fn memory_opened_before_an_exec_is_not_the_next_program_s() {
     let call = tenant.call();
     let thread = Thread::open(call.tid).unwrap();
     let memory = Memory::open(call.tid).unwrap();
+    let Some(held) = thread.memory() else {
+        assert!(
+            !tells_parents(),
+            "it is its parent's fork, and shares nothing"
+        );
+        return;
+    };
     let arg = call.ioctl().unwrap().arg;
+    held.write(arg, b"answered").unwrap();
     until("it runs sleep", || {
         fs::read(format!("/proc/{}/comm", tenant.child.pid)).unwrap() == b"sleep\n"
     });
     assert!(!tenant.listener.still_waits(call.id));
     assert!(memory.read(arg, &mut [0; 8]).is_err());
-    assert!(memory.write(arg, b"attacked").is_err());
+    let gone = memory.write(arg, b"attacked").unwrap_err();
+    assert!(matches!(gone, ProcError::Gone { .. }), "{gone:?}");
+    let gone = held.write(arg, b"attacked").unwrap_err();
+    assert!(matches!(gone, ProcError::Gone { .. }), "{gone:?}");
     // The process is the same, and held still.
     assert!(thread.is_alive());
     assert_eq!(thread.process(), ProcId::of_pid(tenant.child.pid).unwrap());
     tenant.child.kill();
     tenant.child.wait();
+}
+
+/// Whether this kernel tells a pidfd's parent: Linux 6.13.
+fn tells_parents() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split('.').map(|n| n.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(6), Some(13))
+}
+
+#[test]
+fn memory_that_another_process_shares_is_not_held() {
+    extern "C" fn waits(_: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: takes nothing.
+        unsafe { libc::pause() }
+    }
+    let mut stack = vec![0_u128; 4096];
+    let top = stack.as_mut_ptr_range().end;
+    // SAFETY: the stack lives until the child is gone, and the child only waits.
+    let pid = unsafe {
+        let flags = libc::CLONE_VM | libc::SIGCHLD;
+        libc::clone(waits, top.cast(), flags, std::ptr::null_mut())
+    };
+    let thread = Thread::open(pid).unwrap();
+    assert!(thread.memory().is_none());
+    // SAFETY: these take integers, and one null pointer.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        assert_eq!(libc::waitpid(pid, std::ptr::null_mut(), 0), pid);
+    }
+}
+
+#[test]
+fn more_is_read_up_to_the_pages_end() {
+    #[repr(align(4096))]
+    struct Pages([u8; 8192]);
+    let mut pages = Box::new(Pages([0; 8192]));
+    pages
+        .0
+        .iter_mut()
+        .zip(0_u64..)
+        .for_each(|(byte, n)| *byte = (n % 251) as u8);
+    let base = pages.0.as_ptr() as u64;
+    // SAFETY: takes nothing.
+    let tid = unsafe { libc::gettid() };
+    for (from, least, room, read) in [
+        (0, 32, 512, 512),
+        (4000, 32, 512, 96),
+        (4064, 32, 512, 32),
+        (4080, 32, 512, 32),
+        (4000, 96, 96, 96),
+        (100, 0, 8, 8),
+    ] {
+        let mut into = [0; 512];
+        let into = &mut into[..room];
+        let got = Memory::peek_ahead(tid, base + from, least, into).unwrap();
+        assert_eq!(got, read, "{from} {least} {room}");
+        let from = from as usize;
+        assert_eq!(into[..got], pages.0[from..from + got]);
+        assert!(into[got..].iter().all(|byte| *byte == 0));
+    }
 }
 
 #[test]
@@ -209,6 +280,30 @@ fn credentials_are_the_effective_ones() {
         gid: 1234,
     };
     assert_eq!(thread.credentials().unwrap(), expected);
+    tenant.listener.answer(call.id, Ok(0)).unwrap();
+    assert_eq!(tenant.child.wait(), 0);
+}
+
+#[test]
+fn a_thread_with_other_rights_is_to_be_opened_anew() {
+    if !is_root() {
+        return;
+    }
+    let mut tenant = tenant(|| {
+        let first = ioctl(999, COMMAND, 0);
+        // SAFETY: takes an integer.
+        let changed = unsafe { libc::seteuid(1000) };
+        i32::from(first != 0 || changed != 0 || ioctl(999, COMMAND, 0) != 0)
+    });
+    let call = tenant.call();
+    let before = Thread::open(call.tid).unwrap();
+    assert_eq!(before.credentials().unwrap().uid, 0);
+    tenant.listener.answer(call.id, Ok(0)).unwrap();
+    let call = tenant.call();
+    let gone = before.credentials().unwrap_err();
+    assert!(matches!(gone, ProcError::Gone { .. }), "{gone:?}");
+    let now = Thread::open(call.tid).unwrap();
+    assert_eq!(now.credentials().unwrap().uid, 1000);
     tenant.listener.answer(call.id, Ok(0)).unwrap();
     assert_eq!(tenant.child.wait(), 0);
 }

@@ -314,6 +314,33 @@ fn holds_to_its_limit() {
 }
 
 #[test]
+fn a_program_that_executes_another_one_is_known_as_that_one() {
+    let Some(host) = Host::start(1) else { return };
+    host.limit(&[("a", GIB)]);
+    // On the first thread, whose number outlives an exec.
+    run(&host, "executes_itself", |command| {
+        _ = command.arg("--test-threads=1")
+    });
+}
+
+#[test]
+#[ignore = "a tenant of another test"]
+fn executes_itself() {
+    use std::os::unix::process::CommandExt;
+    const AGAIN: &str = "GHOST_TEST_AGAIN";
+    holds_to_its_limit();
+    let mut run = Command::new(std::env::current_exe().unwrap());
+    run.args(std::env::args().skip(1));
+    match std::env::var(AGAIN).as_deref() {
+        Err(_) => run.env(AGAIN, "1"),
+        // With other rights, too.
+        Ok("1") => run.env(AGAIN, "2").uid(65534).gid(65534),
+        Ok(_) => return,
+    };
+    panic!("{}", run.exec());
+}
+
+#[test]
 fn a_call_that_takes_too_long_is_answered_and_others_go_on_meanwhile() {
     let Some(host) = Host::start(1) else { return };
     host.limit(&[("a", GIB)]);
