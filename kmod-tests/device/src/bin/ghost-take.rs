@@ -2,7 +2,7 @@
 //! another process can compare what was charged with what the driver says.
 //!
 //! It reads a line for each step and answers with one: `take KIND BYTES` and `free` (what was
-//! taken last), `info`, `time BYTES N`, `share BYTES` (another process opens it) and `unshare`,
+//! taken last), `info`, `time BYTES N`, `copy BYTES N`, `share BYTES` (another process opens it) and `unshare`,
 //! `slice US` (it sets the timeslice of its own channel groups, as a tenant that wants more would,
 //! and tells how many there are and the longest that is in force), `quit`. An answer is
 //! `CODE [NUMBER...]`, the code being CUDA's result. With the argument `kinds` it prints the kinds
@@ -331,6 +331,30 @@ struct Program {
     importer: Option<Importer>,
 }
 
+/// The median of copies from the host's memory to the device's, in microseconds.
+fn copy(bytes: usize, n: usize) -> Result<String> {
+    let (from, mut to) = (vec![1_u8; bytes], 0);
+    let mut times = Vec::new();
+    // SAFETY: a context is current; the pointer is to a local, and the copies are of as many bytes
+    // as both have.
+    let copied = unsafe {
+        ok(sys::cuMemAlloc_v2(&mut to, bytes)).and_then(|()| {
+            for _ in 0..n {
+                let start = Instant::now();
+                ok(sys::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), bytes))?;
+                times.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+            ok(sys::cuMemFree_v2(to))
+        })
+    };
+    Ok(format!("{} {}", said(copied), median(times)))
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
 impl Program {
     /// A context on the first GPU, for the life of the program.
     fn start() -> Result<Program, CUresult> {
@@ -367,6 +391,7 @@ impl Program {
                 Ok(format!("{} {free} {total}", said(ok(asked))))
             }
             ["time", bytes, n] => self.time(bytes.parse()?, n.parse()?),
+            ["copy", bytes, n] => copy(bytes.parse()?, n.parse()?),
             ["share", bytes] => self.share(bytes.parse()?),
             ["unshare"] => {
                 self.importer.take().context("nothing is shared")?.end()?;
@@ -391,10 +416,6 @@ impl Program {
                 Ok(Err(code)) | Err(code) => return Ok(said(Err(code))),
             }
         }
-        let median = |mut times: Vec<f64>| {
-            times.sort_by(f64::total_cmp);
-            times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
-        };
         Ok(format!("0 {} {}", median(takes), median(frees)))
     }
 

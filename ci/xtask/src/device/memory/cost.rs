@@ -21,23 +21,29 @@ pub(in crate::device) fn run(lab: &mut Lab) -> Result<()> {
     create(&node, "a", 100)?;
     node.patch("a", &serde_json::json!({"gpu.memory.max": "100G"}), true)?;
     allocations(lab, &node)?;
+    copies(lab, &node)?;
     launches(lab, &node)?;
     start_of_pytorch(lab, &node)?;
     many(lab, &node)
 }
 
-/// `cuMemAlloc` and `cuMemFree`: medians of 50 calls, with and without by turns of milliseconds, on
-/// one processor. Processors of a virtual machine have more than one speed and change between
-/// them within seconds: what two processors took, or two seconds, cannot be compared.
-fn allocations(lab: &mut Lab, node: &Node) -> Result<()> {
-    const TURNS: usize = 100;
-    let mut bare = Steps::bare()?;
-    let mut held = Steps::start(node.run("a")?)?;
+/// A program and the same in the container, on one processor. Processors of a virtual machine have
+/// more than one speed and change between them within seconds: what two processors took, or two
+/// seconds, cannot be compared.
+fn pair(node: &Node) -> Result<(Steps, Steps)> {
+    let (bare, held) = (Steps::bare()?, Steps::start(node.run("a")?)?);
     let one = processor()?;
     for take in [&bare, &held] {
         sched_setaffinity(Pid::from_raw(take.pid), &one)?;
     }
     sleep_ms(2000.0);
+    Ok((bare, held))
+}
+
+/// `cuMemAlloc` and `cuMemFree`: medians of 50 calls, with and without by turns of milliseconds.
+fn allocations(lab: &mut Lab, node: &Node) -> Result<()> {
+    const TURNS: usize = 100;
+    let (mut bare, mut held) = pair(node)?;
     for (name, bytes) in [("2 MiB", 2.0 * MIB), ("64 MiB", 64.0 * MIB)] {
         let step = format!("time {bytes} 50");
         let mut turns = Vec::new();
@@ -102,6 +108,30 @@ fn processor() -> Result<CpuSet> {
     Ok(one)
 }
 
+/// Copies make no call that the filter sees: medians of calls that wait for their copy, by turns as
+/// above.
+fn copies(lab: &mut Lab, node: &Node) -> Result<()> {
+    const TURNS: usize = 60;
+    let (mut bare, mut held) = pair(node)?;
+    for (name, bytes, n) in [("4 KiB", 4096.0, 200), ("16 MiB", 16.0 * MIB, 5)] {
+        let step = format!("copy {bytes} {n}");
+        let mut parts = Vec::new();
+        for turn in 0..TURNS {
+            let (without, with) = by_turns(turn, &mut bare, &mut held, |take| take.ask(&step))?;
+            ensure!(without.len() == 2 && with.len() == 2, "{step}: {with:?}");
+            parts.push(with[1] / without[1]);
+        }
+        lab.report.push(Check::estimated(
+            format!("copies of {name} to the device, in a container with a limit, of without"),
+            1.02,
+            Estimate::of_median(&mut parts),
+            "",
+            Limit::AtMost,
+        ));
+    }
+    Ok(())
+}
+
 /// Launches make no call that the filter sees. Two loads of the same kernels, one of them held by
 /// SIGSTOP while the other is measured.
 fn launches(lab: &mut Lab, node: &Node) -> Result<()> {
@@ -132,10 +162,12 @@ fn launches(lab: &mut Lab, node: &Node) -> Result<()> {
 }
 
 /// Has PyTorch loaded, and for each line starts a process that makes its first tensor on the GPU;
-/// says how many milliseconds that took. Loading itself makes no call that the filter sees.
+/// says how many milliseconds that took, once the process is gone: its end keeps the driver busy,
+/// and is not to fall into the next start. Loading itself makes no call that the filter sees.
 const PYTORCH_SERVER: &str = r#"
 import os, sys, time, torch
 print(0, os.getpid(), flush=True)
+took, tell = os.pipe()
 for line in sys.stdin:
     if line.strip() == "quit":
         break
@@ -143,10 +175,11 @@ for line in sys.stdin:
         t = time.monotonic()
         torch.zeros(1).cuda()
         torch.cuda.synchronize()
-        print((time.monotonic() - t) * 1e3, flush=True)
+        os.write(tell, b"%f" % ((time.monotonic() - t) * 1e3))
         os._exit(0)
     if os.waitpid(pid, 0)[1]:
         break
+    print(os.read(took, 100).decode(), flush=True)
 "#;
 
 /// A start of PyTorch from the first call of the driver to the first tensor on the GPU.
