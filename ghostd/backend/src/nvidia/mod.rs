@@ -161,21 +161,15 @@ fn open_boards(
 
 /// Asks how much of each GPU's memory is in use.
 pub(crate) fn read_memory(boards: &mut [Board], telemetry: &mut dyn Telemetry) {
-    match telemetry.cards() {
-        Ok(cards) => {
-            for card in cards {
-                let mut boards = boards.iter_mut();
-                if let Some(board) = boards.find(|board| board.info.id == card.uuid) {
-                    board.info.memory_used = card.memory_used;
-                    board.info.memory_total = card.memory_total;
-                }
-            }
-        }
-        Err(error) => {
-            tracing::warn!(%error, "the gpus' memory is not known");
-            for board in boards {
-                board.info.memory_used = None;
-            }
+    for board in boards {
+        let gpu = &board.info.id;
+        let memory = telemetry.memory(gpu).unwrap_or_else(|error| {
+            tracing::warn!(%gpu, %error, "the gpu's memory is not known");
+            None
+        });
+        board.info.memory_used = memory.map(|[used, _]| used);
+        if let Some([_, total]) = memory {
+            board.info.memory_total = total;
         }
     }
 }

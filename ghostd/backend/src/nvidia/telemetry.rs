@@ -82,6 +82,13 @@ pub(crate) trait Telemetry: Send {
     /// [`TelemetryError`].
     fn cards(&mut self) -> Result<Vec<Card>, TelemetryError>;
 
+    /// Bytes in use on `gpu`, by whomever, and all that it has; `None` where they are not told. Of
+    /// what [`Telemetry::cards`] tells only this changes, and it is asked for each second.
+    ///
+    /// # Errors
+    /// [`TelemetryError`].
+    fn memory(&mut self, gpu: &GpuId) -> Result<Option<[Bytes; 2]>, TelemetryError>;
+
     /// Bytes in use by each process on `gpu`; `None` where they are not told.
     ///
     /// # Errors
@@ -208,6 +215,15 @@ impl Telemetry for NvmlTelemetry {
         Ok(cards.collect())
     }
 
+    fn memory(&mut self, gpu: &GpuId) -> Result<Option<[Bytes; 2]>, TelemetryError> {
+        match self.nvml.device_by_uuid(gpu.as_str())?.memory_info() {
+            Ok(memory) => Ok(Some([Bytes(memory.used), Bytes(memory.total)])),
+            // One that shares the host's memory has none of its own.
+            Err(NvmlError::NotSupported) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn processes(&mut self, gpu: &GpuId) -> Result<BTreeMap<u32, Option<Bytes>>, TelemetryError> {
         let device = self.nvml.device_by_uuid(gpu.as_str())?;
         let listed = device.running_compute_processes()?.into_iter();
@@ -312,6 +328,12 @@ impl Telemetry for FileTelemetry {
         Ok(self.read()?.gpus)
     }
 
+    fn memory(&mut self, gpu: &GpuId) -> Result<Option<[Bytes; 2]>, TelemetryError> {
+        let mut cards = self.read()?.gpus.into_iter();
+        let card = cards.find(|card| card.uuid == *gpu);
+        Ok(card.and_then(|card| Some([card.memory_used?, card.memory_total])))
+    }
+
     fn processes(&mut self, gpu: &GpuId) -> Result<BTreeMap<u32, Option<Bytes>>, TelemetryError> {
         Ok(self.listed(gpu)?.map(|p| (p.pid, p.memory)).collect())
     }
@@ -349,6 +371,10 @@ mod tests {
     impl Telemetry for Growing {
         fn cards(&mut self) -> Result<Vec<Card>, TelemetryError> {
             Ok(Vec::new())
+        }
+
+        fn memory(&mut self, _: &GpuId) -> Result<Option<[Bytes; 2]>, TelemetryError> {
+            Ok(None)
         }
 
         fn processes(&mut self, _: &GpuId) -> Result<BTreeMap<u32, Option<Bytes>>, TelemetryError> {
