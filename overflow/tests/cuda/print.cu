@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a kernel prints comes out, in its order, before what the program prints after a wait. */
+/*
+ * What a kernel prints comes out, in its order, after what the program printed before it, flushed
+ * or not, and before what the program prints after a wait.
+ */
 #include "check.cuh"
 
 __global__ void speak(int from)
@@ -10,6 +13,7 @@ __global__ void speak(int from)
 
 int main()
 {
+	printf("not flushed\n");
 	speak<<<1, 1>>>(1);
 	speak<<<1, 1>>>(4);
 	CHECK(cudaDeviceSynchronize());

@@ -10,6 +10,7 @@ use ghost_wire::{CHUNK, Malformed};
 use std::io::{self, BufReader, Read};
 use std::mem::ManuallyDrop;
 use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
 
 /// Bytes read at once; what is larger goes straight to its place.
 const AHEAD: usize = 64 << 10;
@@ -100,8 +101,33 @@ fn reply(link: &Link, stream: &mut BufReader<Stream>, due: &Sender<Due>) -> Resu
     Ok(())
 }
 
-/// What the device's code printed goes where the program's own output goes.
-fn print(mut text: &[u8]) {
+/// What the device's code printed goes where the program's own output goes and in order with it:
+/// through the C library's buffer, as from the driver.
+fn print(text: &[u8]) {
+    const TRIES: usize = 100;
+    unsafe extern "C" {
+        static stdout: *mut libc::FILE;
+        fn ftrylockfile(file: *mut libc::FILE) -> libc::c_int;
+        fn funlockfile(file: *mut libc::FILE);
+    }
+    for _ in 0..TRIES {
+        // SAFETY: the C library's own stream, which is there as long as the program; as many bytes
+        // as the text has.
+        unsafe {
+            if ftrylockfile(stdout) == 0 {
+                libc::fwrite(text.as_ptr().cast(), 1, text.len(), stdout);
+                funlockfile(stdout);
+                return;
+            }
+        }
+        // A thread that has the stream to itself may be one that waits for this connection.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    print_past(text);
+}
+
+/// The same, past the C library.
+fn print_past(mut text: &[u8]) {
     while !text.is_empty() {
         // SAFETY: as many bytes as the text has.
         let written = unsafe { libc::write(1, text.as_ptr().cast(), text.len()) };
