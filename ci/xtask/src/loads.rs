@@ -2,6 +2,7 @@
 //! on a simulated one. Both write the same CSV.
 
 use anyhow::{Context, Result, bail};
+use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,19 @@ use std::time::{Duration, Instant};
 pub fn now_ms() -> f64 {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
         .map_or(0.0, |t| t.tv_sec() as f64 * 1e3 + t.tv_nsec() as f64 / 1e6)
+}
+
+/// The last processor that this process may use.
+///
+/// # Errors
+///
+/// errno.
+pub fn last_processor() -> Result<CpuSet> {
+    let all = sched_getaffinity(Pid::from_raw(0))?;
+    let last = (0..CpuSet::count()).rfind(|cpu| all.is_set(*cpu) == Ok(true));
+    let mut one = CpuSet::new();
+    one.set(last.context("no processor")?)?;
+    Ok(one)
 }
 
 /// Sleeps.

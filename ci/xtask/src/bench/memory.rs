@@ -2,10 +2,10 @@
 //! what is left charged after deaths of every kind, and how long tenants wait.
 
 use crate::checks::{Check, Limit, Report};
-use crate::loads::{beside, now_ms, quantile, sleep_ms};
+use crate::loads::{beside, last_processor, now_ms, quantile, sleep_ms};
 use crate::node::{Kind, Node};
 use anyhow::{Context, Result, bail, ensure};
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sched::{sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -250,13 +250,11 @@ fn many(report: &mut Report) -> Result<()> {
 /// somebody who looks at nothing and lets all through.
 fn costs(report: &mut Report) -> Result<()> {
     const TURNS: usize = 9;
-    let node = node("1G")?;
-    // On one processor: a call that comes to another one takes ten times as long, with or without.
+    // All on one processor: a call that comes to another one takes ten times as long, with or
+    // without.
     let all = sched_getaffinity(Pid::from_raw(0))?;
-    let mut one = CpuSet::new();
-    let cpu = (0..CpuSet::count()).rfind(|cpu| all.is_set(*cpu) == Ok(true));
-    one.set(cpu.context("no processor")?)?;
-    sched_setaffinity(Pid::from_raw(0), &one)?;
+    sched_setaffinity(Pid::from_raw(0), &last_processor()?)?;
+    let node = node("1G")?;
     let calls = [
         ("nothing", "a control that is let through"),
         ("alloc", "an allocation of 2 MiB"),

@@ -4,10 +4,10 @@ use super::super::{LONG, create, work};
 use super::Lab;
 use super::steps::{MIB, Steps};
 use crate::checks::{Check, Estimate, Limit};
-use crate::loads::{beside, quantile, sleep_ms};
+use crate::loads::{beside, last_processor, quantile, sleep_ms};
 use crate::node::{Kind, Node};
-use anyhow::{Context, Result, ensure};
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use anyhow::{Result, ensure};
+use nix::sched::sched_setaffinity;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use std::process::Command;
@@ -32,7 +32,7 @@ pub(in crate::device) fn run(lab: &mut Lab) -> Result<()> {
 /// seconds, cannot be compared.
 fn pair(node: &Node) -> Result<(Steps, Steps)> {
     let (bare, held) = (Steps::bare()?, Steps::start(node.run("a")?)?);
-    let one = processor()?;
+    let one = last_processor()?;
     for take in [&bare, &held] {
         sched_setaffinity(Pid::from_raw(take.pid), &one)?;
     }
@@ -95,17 +95,6 @@ fn by_turns<T, R>(
         let with = ask(held)?;
         Ok((ask(bare)?, with))
     }
-}
-
-/// The last processor that this process may use.
-fn processor() -> Result<CpuSet> {
-    let all = sched_getaffinity(Pid::from_raw(0))?;
-    let mut one = CpuSet::new();
-    let last = (0..CpuSet::count())
-        .rev()
-        .find(|cpu| all.is_set(*cpu) == Ok(true));
-    one.set(last.context("no processor")?)?;
-    Ok(one)
 }
 
 /// Copies make no call that the filter sees: medians of calls that wait for their copy, by turns as
