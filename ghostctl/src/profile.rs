@@ -85,9 +85,13 @@ pub fn profile(
     listener: &Path,
     container: Option<&Name>,
 ) -> Result<Json, ProfileError> {
-    let base = base.unwrap_or_else(
-        || json!({ "defaultAction": ALLOW, "architectures": architectures(), "syscalls": [] }),
-    );
+    let base = base.unwrap_or_else(|| {
+        json!({
+            "defaultAction": ALLOW, "architectures": architectures(), "syscalls": [],
+            // As a filter of `ghostctl run` has it: this one alone is no jail.
+            "flags": ["SECCOMP_FILTER_FLAG_SPEC_ALLOW"]
+        })
+    });
     let mut profile = match base {
         Json::Object(profile) => profile,
         _ => return Err(no_profile("the document")),
@@ -337,6 +341,7 @@ mod tests {
                         "index": 1, "value": 255, "valueTwo": 43, "op": "SCMP_CMP_MASKED_EQ"
                     }]
                 }],
+                "flags": ["SECCOMP_FILTER_FLAG_SPEC_ALLOW"],
                 "listenerPath": SOCKET, "listenerMetadata": "team/job"
             })
         );
