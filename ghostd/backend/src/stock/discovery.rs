@@ -62,6 +62,9 @@ pub(super) struct State {
     /// More handles of clients are left to look at.
     behind: bool,
     adopted: bool,
+    /// Processes that had contexts and have none, as one does a moment before its end: they may
+    /// make others, and when they exit it is told.
+    idle: BTreeMap<u32, Tenant>,
 }
 
 impl State {
@@ -94,7 +97,9 @@ impl Stock {
 
     /// Lets go of processes that have exited.
     pub(super) fn notice_exits(&mut self) {
-        let held = self.tenants.values().map(|tenant| &tenant.held);
+        let idle = &self.discovery.idle;
+        let held = self.tenants.values().chain(idle.values());
+        let held = held.map(|tenant| &tenant.held);
         let places = match poll_exits(held, Some(std::time::Duration::ZERO)) {
             Ok(places) => places,
             Err(error) => {
@@ -102,18 +107,22 @@ impl Stock {
                 return;
             }
         };
-        let pids: Vec<u32> = self.tenants.keys().copied().collect();
-        for place in places {
-            let Some(tenant) = pids.get(place).and_then(|pid| self.tenants.remove(pid)) else {
-                continue;
-            };
-            let pid = tenant.id.pid;
-            self.drop_groups(pid);
-            self.discovery.stirred = true;
-            if !tenant.appeared.is_empty() {
-                let container = tenant.container;
-                self.events.push(Event::Exited { pid, container });
+        let pids: Vec<u32> = self.tenants.keys().chain(idle.keys()).copied().collect();
+        for pid in places.into_iter().filter_map(|place| pids.get(place)) {
+            let tenant = self.tenants.remove(pid);
+            if let Some(tenant) = tenant.or_else(|| self.discovery.idle.remove(pid)) {
+                self.has_exited(tenant);
             }
+        }
+    }
+
+    fn has_exited(&mut self, tenant: Tenant) {
+        let pid = tenant.id.pid;
+        self.drop_groups(pid);
+        self.discovery.stirred = true;
+        if !tenant.appeared.is_empty() {
+            let container = tenant.container;
+            self.events.push(Event::Exited { pid, container });
         }
     }
 
@@ -246,6 +255,11 @@ impl Stock {
                 Ok(mut tenant) => {
                     tenant.place(&self.members);
                     tenant.cgroup_due = now + FOLLOW;
+                    match self.discovery.idle.remove(&pid) {
+                        Some(before) if before.id == tenant.id => tenant.appeared = before.appeared,
+                        Some(other) => self.has_exited(other),
+                        None => {}
+                    }
                     self.tenants.insert(pid, tenant);
                     new.insert(pid);
                 }
@@ -261,7 +275,11 @@ impl Stock {
             // Alive, but without a context.
             let idle = self.tenants.keys().filter(|pid| !listed.contains(pid));
             for pid in idle.copied().collect::<Vec<_>>() {
-                self.tenants.remove(&pid);
+                let tenant = self.tenants.remove(&pid);
+                let appeared = tenant.filter(|tenant| !tenant.appeared.is_empty());
+                self.discovery
+                    .idle
+                    .extend(appeared.map(|tenant| (pid, tenant)));
                 self.drop_groups(pid);
             }
         }
