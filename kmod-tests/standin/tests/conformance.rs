@@ -125,7 +125,7 @@ impl World for Standing {
 #[test]
 fn the_stock_backend_does_as_a_backend_must() {
     let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "ghost-guardian"])
+        .args(["build", "--quiet", "--workspace", "--bin", "ghost-guardian"])
         .status();
     assert!(built.unwrap().success());
     let mut ran = 0;

@@ -510,7 +510,7 @@ struct Guardian(Child);
 impl Guardian {
     fn start(host: &Host) -> Self {
         let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "ghost-guardian"])
+            .args(["build", "--quiet", "--workspace", "--bin", "ghost-guardian"])
             .status()
             .unwrap();
         assert!(built.success());

@@ -63,7 +63,7 @@ fn load() -> PathBuf {
     static BUILT: std::sync::Once = std::sync::Once::new();
     BUILT.call_once(|| {
         let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "ghost-standin"])
+            .args(["build", "--quiet", "--workspace", "--bin", "ghost-load"])
             .status();
         assert!(built.unwrap().success());
     });
