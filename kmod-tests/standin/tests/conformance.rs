@@ -34,6 +34,8 @@ impl Standing {
         let guardian = Command::new(program)
             .arg("--socket")
             .arg(&roots.guardian)
+            .arg("--broker-socket")
+            .arg(out.path().join("broker.sock"))
             .arg("--state")
             .arg(out.path().join("ledger"))
             .arg("--dev-root")

@@ -519,6 +519,8 @@ impl Guardian {
         let child = Command::new(program)
             .arg("--socket")
             .arg(&roots.guardian)
+            .arg("--broker-socket")
+            .arg(host.out.path().join("broker.sock"))
             .arg("--state")
             .arg(host.out.path().join("ledger"))
             .arg("--dev-root")
