@@ -33,47 +33,61 @@ pub(in crate::device) fn run(lab: &mut Lab) -> Result<()> {
 /// seconds, cannot be compared.
 fn pair(node: &Node) -> Result<(Steps, Steps)> {
     let (bare, held) = (Steps::bare()?, Steps::start(node.run("a")?)?);
-    let one = last_processor()?;
-    for take in [&bare, &held] {
-        sched_setaffinity(Pid::from_raw(take.pid), &one)?;
-    }
-    sleep_ms(500.0);
+    on_one_processor(&[&bare, &held])?;
     Ok((bare, held))
 }
 
+fn on_one_processor(programs: &[&Steps]) -> Result<()> {
+    let one = last_processor()?;
+    for take in programs {
+        sched_setaffinity(Pid::from_raw(take.pid), &one)?;
+    }
+    sleep_ms(500.0);
+    Ok(())
+}
+
 /// `cuMemAlloc` and `cuMemFree`: medians of 50 calls, with and without by turns of milliseconds. Of
-/// many pairs of programs, for each is quicker or slower than others for as long as it lives.
+/// many pairs of programs, for each is quicker or slower than others for as long as it lives. A
+/// third program shows how much of what is added is the machine's own.
 fn allocations(lab: &mut Lab, node: &Node) -> Result<()> {
     const PAIRS: usize = 9;
     const TURNS: usize = 12;
-    /// What was answered without, and what was added, a pair each.
-    type Pairs = [Vec<f64>; 2];
+    /// What was answered without, what the least of a filter added, and what was added: of each
+    /// pair.
+    type Pairs = [Vec<f64>; 3];
     let mut calls: BTreeMap<(&str, &str), Pairs> = BTreeMap::new();
     for _ in 0..PAIRS {
         let (mut bare, mut held) = pair(node)?;
+        let mut least = Steps::least()?;
+        on_one_processor(&[&least])?;
         for (size, bytes) in [("2 MiB", 2.0 * MIB), ("64 MiB", 64.0 * MIB)] {
             let step = format!("time {bytes} 50");
             let mut turns = Vec::new();
             for turn in 0..TURNS {
-                let both = by_turns(turn, &mut bare, &mut held, |take| take.ask(&step))?;
-                ensure!(both.0.len() == 3 && both.1.len() == 3, "{step}: {both:?}");
-                turns.push(both);
+                let (without, with) = by_turns(turn, &mut bare, &mut held, |take| take.ask(&step))?;
+                let all = [without, least.ask(&step)?, with];
+                ensure!(all.iter().all(|one| one.len() == 3), "{step}: {all:?}");
+                turns.push(all);
             }
             for (call, at) in [("cuMemAlloc", 1), ("cuMemFree", 2)] {
-                let [without, added] = calls.entry((size, call)).or_default();
-                let mut bare: Vec<f64> = turns.iter().map(|(b, _)| b[at]).collect();
-                let mut more: Vec<f64> = turns.iter().map(|(b, h)| h[at] - b[at]).collect();
-                without.push(quantile(&mut bare, 0.5));
-                added.push(quantile(&mut more, 0.5));
+                let of = |f: &dyn Fn(&[Vec<f64>; 3]) -> f64| {
+                    quantile(&mut turns.iter().map(f).collect::<Vec<f64>>(), 0.5)
+                };
+                let [without, by_least, added] = calls.entry((size, call)).or_default();
+                without.push(of(&|[bare, ..]| bare[at]));
+                by_least.push(of(&|[bare, least, _]| least[at] - bare[at]));
+                added.push(of(&|[bare, _, held]| held[at] - bare[at]));
             }
         }
     }
-    for ((size, call), [mut without, mut added]) in calls {
-        lab.report.push(Check::told(
-            format!("{call} of {size}, without Ghost"),
-            quantile(&mut without, 0.5),
-            "us",
-        ));
+    for ((size, call), [mut without, mut by_least, mut added]) in calls {
+        for (what, all) in [
+            ("without Ghost", &mut without),
+            ("the least that a filter adds", &mut by_least),
+        ] {
+            let name = format!("{call} of {size}, {what}");
+            lab.report.push(Check::told(name, quantile(all, 0.5), "us"));
+        }
         lab.report.push(Check::estimated(
             format!("{call} of {size}: added"),
             15.0,

@@ -33,6 +33,13 @@ impl Steps {
         Steps::spawn(Command::new(beside("ghost-take")?))?.ready()
     }
 
+    /// The same under the filter of a container, with nobody who looks at what is asked.
+    pub(in crate::device) fn least() -> Result<Steps> {
+        let mut command = Command::new(beside("ghost-take")?);
+        command.arg("least");
+        Steps::spawn(command)?.ready()
+    }
+
     /// Starts `command` and does not wait.
     pub(in crate::device) fn spawn(mut command: Command) -> Result<Steps> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
