@@ -101,6 +101,11 @@ impl Sessions {
         }
     }
 
+    /// How many more are taken.
+    pub(super) fn left(&self) -> usize {
+        self.places.available_permits()
+    }
+
     /// How many there are, those that are forming included.
     pub(super) fn open(&self) -> usize {
         self.most.saturating_sub(self.places.available_permits())
@@ -115,7 +120,8 @@ impl Sessions {
     /// # Errors
     /// A sentence for the client.
     pub(super) async fn expect(&self, hello: &Hello) -> Result<(), String> {
-        if let Some(said) = join(&mut self.lock(), hello) {
+        let at = index(hello.role)?;
+        if let Some(said) = join(&mut self.lock(), hello, at) {
             return said;
         }
         let place = tenant::place(&hello.tenant)?;
@@ -133,7 +139,7 @@ impl Sessions {
         let lease = self.leases.take(&place).await;
         let lease = lease.map_err(|p| format!("the container is refused: {}", p.detail))?;
         let mut said = [false; 4];
-        said[index(hello.role)] = true;
+        said[at] = true;
         let forming = Forming {
             hello: hello.clone(),
             said,
@@ -145,7 +151,7 @@ impl Sessions {
         {
             let mut all = self.lock();
             // Another connection of the same session may have been quicker.
-            if let Some(said) = join(&mut all, hello) {
+            if let Some(said) = join(&mut all, hello, at) {
                 return said;
             }
             all.insert(id, forming);
@@ -166,8 +172,9 @@ impl Sessions {
     /// Adds a connection whose verdict was sent; gives the session once it is whole.
     pub(super) fn add(&self, hello: &Hello, connection: Connection) -> Option<Full> {
         let mut all = self.lock();
+        let at = index(hello.role).ok()?;
         let forming = all.get_mut(&hello.session)?;
-        forming.stand[index(hello.role)] = Some(connection);
+        forming.stand[at] = Some(connection);
         if forming.stand.iter().any(Option::is_none) {
             return None;
         }
@@ -245,10 +252,14 @@ impl Sessions {
 }
 
 /// Joins a session that is forming, if it is.
-fn join(all: &mut HashMap<[u8; 16], Forming>, hello: &Hello) -> Option<Result<(), String>> {
+fn join(
+    all: &mut HashMap<[u8; 16], Forming>,
+    hello: &Hello,
+    at: usize,
+) -> Option<Result<(), String>> {
     let forming = all.get_mut(&hello.session)?;
     let same = forming.hello.tenant == hello.tenant;
-    let said = &mut forming.said[index(hello.role)];
+    let said = &mut forming.said[at];
     Some(if !same {
         Err("another tenant's session has this id".into())
     } else if std::mem::replace(said, true) {
@@ -340,11 +351,8 @@ fn private_to(dir: &Path, user: Option<&str>) -> io::Result<()> {
     Ok(())
 }
 
-fn index(role: Role) -> usize {
-    match role {
-        Role::Commands => 0,
-        Role::Replies => 1,
-        Role::Up => 2,
-        Role::Down => 3,
-    }
+/// Which of the four it is.
+fn index(role: Role) -> Result<usize, String> {
+    let at = Role::ALL.iter().position(|one| *one == role);
+    at.ok_or_else(|| "this connection is none of a session's".to_owned())
 }

@@ -135,7 +135,8 @@ impl Listener {
         });
         let place = at.and_then(|at| session.connections.get_mut(at));
         let Some(place) = place.filter(|place| place.is_none()) else {
-            let why = "this connection of the session is there already".to_owned();
+            let why = "this connection of the session is there already, or is none of a session's";
+            let why = why.to_owned();
             return connection.write_all(&frame(&Verdict::Refused(why)));
         };
         connection.write_all(&frame(&Verdict::Welcome))?;

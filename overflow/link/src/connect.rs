@@ -1,14 +1,15 @@
-//! Opens the four connections of a session.
+//! Opens the four connections of a session, or one that asks what is free at a peer.
 
 use crate::stream::{Stream, secure, tune};
 use ghost_wire::frame::{Reply, ReplyKind};
 use ghost_wire::hello::{
-    self, ENVIRONMENT, Hello, MAGIC, MAX, Role, Tenant, Ticket, Verdict, Welcome,
+    self, ENVIRONMENT, Hello, MAGIC, MAX, Role, Room, Tenant, Ticket, Verdict, Welcome,
 };
 use ghost_wire::{Malformed, VERSION, api};
+use serde::de::DeserializeOwned;
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// To reach the peer.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -101,50 +102,17 @@ pub fn drivers_variables() -> Vec<(String, String)> {
 /// # Errors
 /// [`ConnectError`].
 pub fn open(ticket: &Ticket, environment: Vec<(String, String)>) -> Result<Opened, ConnectError> {
-    let address = ticket.address.as_str();
-    let resolved: Vec<SocketAddr> = address
-        .to_socket_addrs()
-        .map_err(|source| ConnectError::Resolve {
-            address: address.to_owned(),
-            source,
-        })?
-        .collect();
-    let pin = match ticket.fingerprint.as_str() {
-        "" => {
-            if let Some(far) = resolved.iter().find(|at| !at.ip().is_loopback()) {
-                return Err(ConnectError::Unprotected(*far));
-            }
-            None
-        }
-        text => Some(sha256(text).ok_or_else(|| ConnectError::Fingerprint(text.to_owned()))?),
-    };
-    let mut hello = Hello {
-        magic: MAGIC,
-        version: VERSION,
-        table: api::fingerprint(),
-        role: Role::Commands,
-        session: random().map_err(|source| ConnectError::Reach {
-            address: address.to_owned(),
-            source,
-        })?,
-        token: ticket.token.clone(),
-        tenant: tenant(ticket),
-        inject: ticket.inject,
-        environment,
-    };
-    let mut one = |role| {
-        hello.role = role;
-        connect(address, &resolved, pin, &hello)
-    };
+    let mut way = Way::new(ticket, environment)?;
+    let mut one = |role| way.connect(role, CONNECT, ANSWER).map(|(stream, _)| stream);
     let commands = one(Role::Commands)?;
     let mut replies = one(Role::Replies)?;
     let up = one(Role::Up)?;
     let down = one(Role::Down)?;
-    let welcome = welcome(address, &mut replies)?;
+    let welcome = welcome(&ticket.address, &mut replies)?;
     for stream in [&commands, &replies, &up, &down] {
         let untimed = stream.socket().set_read_timeout(None);
         untimed.map_err(|source| ConnectError::Handshake {
-            address: address.to_owned(),
+            address: ticket.address.clone(),
             source,
         })?;
     }
@@ -155,6 +123,27 @@ pub fn open(ticket: &Ticket, environment: Vec<(String, String)>) -> Result<Opene
         down,
         welcome,
     })
+}
+
+/// Asks the peer of a ticket what is free there, and how long a round trip takes. Each step may
+/// take as long as `patience`.
+///
+/// # Errors
+/// [`ConnectError`].
+pub fn look(ticket: &Ticket, patience: Duration) -> Result<(Room, Duration), ConnectError> {
+    let mut way = Way::new(ticket, Vec::new())?;
+    let (mut stream, rtt) = way.connect(Role::Look, patience, patience)?;
+    let room = read(&ticket.address, &mut stream)?;
+    Ok((room, rtt))
+}
+
+/// How a peer is reached.
+struct Way<'a> {
+    address: &'a str,
+    resolved: Vec<SocketAddr>,
+    /// SHA-256 of its certificate; `None`: no TLS.
+    pin: Option<[u8; 32]>,
+    hello: Hello,
 }
 
 fn sha256(text: &str) -> Option<[u8; 32]> {
@@ -194,59 +183,119 @@ fn tenant(ticket: &Ticket) -> Tenant {
     }
 }
 
-fn connect(
-    address: &str,
-    resolved: &[SocketAddr],
-    pin: Option<[u8; 32]>,
-    hello: &Hello,
-) -> Result<Stream, ConnectError> {
-    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    let mut socket = None;
-    for at in resolved {
-        match TcpStream::connect_timeout(at, CONNECT) {
-            Ok(reached) => {
-                socket = Some(reached);
-                break;
+impl<'a> Way<'a> {
+    fn new(
+        ticket: &'a Ticket,
+        environment: Vec<(String, String)>,
+    ) -> Result<Way<'a>, ConnectError> {
+        let address = ticket.address.as_str();
+        let resolved: Vec<SocketAddr> = address
+            .to_socket_addrs()
+            .map_err(|source| ConnectError::Resolve {
+                address: address.to_owned(),
+                source,
+            })?
+            .collect();
+        let pin = match ticket.fingerprint.as_str() {
+            "" => {
+                if let Some(far) = resolved.iter().find(|at| !at.ip().is_loopback()) {
+                    return Err(ConnectError::Unprotected(*far));
+                }
+                None
             }
-            Err(error) => last = error,
+            text => Some(sha256(text).ok_or_else(|| ConnectError::Fingerprint(text.to_owned()))?),
+        };
+        let session = random().map_err(|source| ConnectError::Reach {
+            address: address.to_owned(),
+            source,
+        })?;
+        let hello = Hello {
+            magic: MAGIC,
+            version: VERSION,
+            table: api::fingerprint(),
+            role: Role::Commands,
+            session,
+            token: ticket.token.clone(),
+            tenant: tenant(ticket),
+            inject: ticket.inject,
+            environment,
+        };
+        Ok(Way {
+            address,
+            resolved,
+            pin,
+            hello,
+        })
+    }
+
+    /// Opens one connection, whose hello was answered, and how long that took.
+    fn connect(
+        &mut self,
+        role: Role,
+        reach: Duration,
+        answer: Duration,
+    ) -> Result<(Stream, Duration), ConnectError> {
+        self.hello.role = role;
+        let address = self.address;
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        let mut socket = None;
+        for at in &self.resolved {
+            match TcpStream::connect_timeout(at, reach) {
+                Ok(reached) => {
+                    socket = Some(reached);
+                    break;
+                }
+                Err(error) => last = error,
+            }
+        }
+        let socket = socket.ok_or_else(|| ConnectError::Reach {
+            address: address.to_owned(),
+            source: last,
+        })?;
+        let failed = |source| ConnectError::Handshake {
+            address: address.to_owned(),
+            source,
+        };
+        tune(&socket).map_err(failed)?;
+        socket.set_read_timeout(Some(answer)).map_err(failed)?;
+        let mut stream = match self.pin {
+            Some(pin) => secure(socket, pin)?,
+            None => Stream::Plain(socket),
+        };
+        stream.shake_hands().map_err(failed)?;
+        let bytes = hello::to_bytes(&self.hello);
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes();
+        let said = Instant::now();
+        stream.send(&len, &bytes).map_err(failed)?;
+        match read(address, &mut stream)? {
+            Verdict::Welcome => Ok((stream, said.elapsed())),
+            Verdict::Refused(why) => Err(ConnectError::Refused {
+                address: address.to_owned(),
+                why,
+            }),
         }
     }
-    let socket = socket.ok_or_else(|| ConnectError::Reach {
-        address: address.to_owned(),
-        source: last,
-    })?;
+}
+
+/// Reads a message of the handshake.
+fn read<T: DeserializeOwned>(address: &str, stream: &mut Stream) -> Result<T, ConnectError> {
     let failed = |source| ConnectError::Handshake {
         address: address.to_owned(),
         source,
     };
-    tune(&socket).map_err(failed)?;
-    socket.set_read_timeout(Some(ANSWER)).map_err(failed)?;
-    let mut stream = match pin {
-        Some(pin) => secure(socket, pin)?,
-        None => Stream::Plain(socket),
-    };
-    let bytes = hello::to_bytes(hello);
-    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes();
-    stream.send(&len, &bytes).map_err(failed)?;
-    let mut len = [0; 4];
-    stream.read_exact(&mut len).map_err(failed)?;
-    let len = u32::from_le_bytes(len) as usize;
     let malformed = |source| ConnectError::Malformed {
         address: address.to_owned(),
         source,
     };
+    let mut len = [0; 4];
+    stream.read_exact(&mut len).map_err(failed)?;
+    let len = u32::from_le_bytes(len) as usize;
     if len > MAX {
         return Err(malformed(Malformed::Frame(len as u64)));
     }
-    let mut verdict = vec![0; len];
-    stream.read_exact(&mut verdict).map_err(failed)?;
-    match hello::from_bytes(&verdict).map_err(malformed)? {
-        Verdict::Welcome => Ok(stream),
-        Verdict::Refused(why) => Err(ConnectError::Refused {
-            address: address.to_owned(),
-            why,
-        }),
-    }
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes).map_err(failed)?;
+    hello::from_bytes(&bytes).map_err(malformed)
 }
 
 fn welcome(address: &str, replies: &mut Stream) -> Result<Welcome, ConnectError> {

@@ -5,6 +5,6 @@ mod connect;
 mod stream;
 mod ticket;
 
-pub use connect::{ConnectError, Opened, drivers_variables, open};
+pub use connect::{ConnectError, Opened, drivers_variables, look, open};
 pub use stream::Stream;
 pub use ticket::{TicketError, path, read};

@@ -31,6 +31,14 @@ impl Stream {
         }
     }
 
+    /// Lets TLS begin, so that what follows takes one round trip.
+    pub(crate) fn shake_hands(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(_) => Ok(()),
+            Self::Tls(tls) => tls.conn.complete_io(&mut tls.sock).map(drop),
+        }
+    }
+
     /// Writes `header` and then `data`.
     ///
     /// # Errors

@@ -25,10 +25,13 @@ pub enum Role {
     Up,
     /// Bulk data to the client.
     Down,
+    /// None of a session's: asks what is free there. After the verdict comes a [`Room`], as the
+    /// verdict is sent, and then the end.
+    Look,
 }
 
 impl Role {
-    /// All four, in the order in which they are opened.
+    /// The four of a session, in the order in which they are opened.
     pub const ALL: [Self; 4] = [Self::Commands, Self::Replies, Self::Up, Self::Down];
 }
 
@@ -108,6 +111,28 @@ pub enum Verdict {
     Welcome,
     /// No; why, and what to do about it.
     Refused(String),
+}
+
+/// What is free on a host, for those who choose where to compute.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// The GPUs that are shared there.
+    pub gpus: Vec<Space>,
+    /// How many more sessions are taken.
+    pub sessions: u32,
+}
+
+/// What is free on one GPU, for clients of that host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Space {
+    /// Product name.
+    pub name: String,
+    /// Bytes of memory on the card.
+    pub total: u64,
+    /// Bytes that clients can get yet.
+    pub free: u64,
+    /// Percent of its time that was used lately.
+    pub busy: u8,
 }
 
 /// What the client knows of the far side from the beginning.
@@ -349,7 +374,7 @@ mod tests {
         };
         assert!(
             unlike(&other)
-                .is_some_and(|why| why.contains("version 99") && why.contains("version 3"))
+                .is_some_and(|why| why.contains("version 99") && why.contains("version 4"))
         );
         let other = Hello {
             table: 1,
@@ -380,6 +405,7 @@ mod tests {
             let _ = from_bytes::<Welcome>(&bytes);
             let _ = from_bytes::<Loaded>(&bytes);
             let _ = from_bytes::<Readings>(&bytes);
+            let _ = from_bytes::<Room>(&bytes);
         }
     }
 }

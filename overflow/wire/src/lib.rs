@@ -11,6 +11,8 @@
 //! | up | to the executor | bulk data of the commands that name it, in their order |
 //! | down | to the client | bulk data of copies to the host, changes of shared memory |
 //!
+//! A fifth kind of connection stands alone: it asks what is free on a host.
+//!
 //! One direction each, so that neither side ever has to read in order to be able to write, and so
 //! that a side that only receives notices a cut link by keepalive alone.
 #![forbid(unsafe_code)]
@@ -31,7 +33,7 @@ pub use codec::{Decoder, Encoder, Malformed};
 pub use id::{Id, Object};
 
 /// The protocol's version; [`api::fingerprint`] guards the table besides.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Most bytes of data that travel inside a command; more goes by the connection `up`.
 pub const INLINE_MAX: usize = 64 << 10;
