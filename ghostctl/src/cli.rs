@@ -2,6 +2,7 @@
 
 use crate::complete;
 use clap::{Args, Parser, Subcommand, ValueHint};
+use ghost_model::value::Overflow;
 use ghost_model::{GpuId, Name};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -209,9 +210,10 @@ pub struct Run {
     /// Become the command, in the cgroup where this was started
     #[arg(long, conflicts_with = "rm")]
     pub in_place: bool,
-    /// Compute on this peer [default: the one that gpu.overflow of the container names]
-    #[arg(long, value_name = "PEER|HOST:PORT", conflicts_with = "in_place", add = complete::peers())]
-    pub on: Option<String>,
+    /// Compute on this peer, or here (`never`), or as gpu.overflow has it [default: the container's]
+    #[arg(long, value_name = "PEER|HOST:PORT|never|auto|always", conflicts_with = "in_place",
+          add = complete::peers())]
+    pub on: Option<Overflow>,
     /// Run the command as this user
     #[arg(long, value_name = "USER", hide = true)]
     pub user: Option<String>,

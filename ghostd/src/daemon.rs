@@ -147,7 +147,7 @@ impl Daemon {
             });
             let notify = notify.transpose()?;
             let (stop, stopping) = watch::channel(false);
-            let (overflow, tasks) = Overflow::start(config, &core, stopping.clone())?;
+            let (overflow, tasks) = Overflow::start(config, &core, &observed, stopping.clone())?;
             let app = App {
                 metrics: Arc::new(Metrics::new(
                     &of_loop,

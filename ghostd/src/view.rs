@@ -40,7 +40,7 @@ pub fn container(
     let frozen = spec.freeze() || above(entry, catalog, |e| e.spec().freeze());
     let processes = processes(entry, seen, proc);
     let populated = seen.populated || !processes.is_empty();
-    let devices = devices(entry, catalog, now);
+    let devices = devices(&entry.name, catalog, now);
     Container {
         name: entry.name.clone(),
         uid: entry.uid.clone(),
@@ -170,9 +170,9 @@ fn above(entry: &Entry, catalog: &Catalog, what: impl Fn(&Entry) -> bool) -> boo
     entries.any(|e| what(e))
 }
 
-fn devices(entry: &Entry, catalog: &Catalog, now: &Observed) -> Vec<GpuId> {
-    let grants: Vec<Devices> = entry
-        .name
+/// The GPUs that the processes of a container may use.
+pub(crate) fn devices(name: &Name, catalog: &Catalog, now: &Observed) -> Vec<GpuId> {
+    let grants: Vec<Devices> = name
         .lineage()
         .filter_map(|name| catalog.entries.get(&name))
         .map(|e| e.spec().devices())

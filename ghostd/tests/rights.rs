@@ -88,9 +88,13 @@ async fn an_owner_gets_tickets_to_peers_and_nobody_else_their_tokens() {
     let wish = json!({"on": "far"});
     let answer = node.call(ROOT, "POST", path, wish).await;
     answer.refused(404, "not-found", "no peer \"far\"");
-    let auto = json!({"spec": {"gpu.overflow": "auto"}});
-    let answer = node.call(ROOT, "PATCH", "/v1/containers/a", auto).await;
-    answer.refused(501, "unsupported", "gpu.overflow: auto is not built yet");
+    let path = "/v1/containers/a/placement";
+    assert_eq!(node.get(path).await, json!({"on": null}));
+    let placed = node.get(&format!("{path}?overflow=near")).await;
+    assert_eq!(placed, json!({"on": "near"}));
+    let odd = format!("{path}?overflow=a%20b");
+    let answer = node.call(ROOT, "GET", &odd, json!(null)).await;
+    answer.refused(400, "invalid", "\"a b\"");
     node.stop().await;
 }
 

@@ -5,7 +5,7 @@ use crate::cli::{Peer, PeerAdd, Reading};
 use crate::client::{Client, Target, typed};
 use crate::error::Error;
 use crate::output::{self, Screen, Table};
-use ghost_model::report;
+use ghost_model::report::{self, Look};
 use hyper::Method;
 use serde_json::{Value as Json, json};
 use std::time::Duration;
@@ -49,23 +49,51 @@ async fn add(client: &Client, args: PeerAdd) -> Result<(), Error> {
 }
 
 async fn list(client: &Client, args: &Reading) -> Result<(), Error> {
-    let document = client.get(Target::new("/v1/peers")).await?;
+    let target = Target::new("/v1/peers").flag("look", true);
+    let document = client.get(target).await?;
     if args.json()? {
         return output::document(&document);
     }
     let items = document.get("items").cloned().unwrap_or(Json::Null);
     let peers: Vec<report::Peer> = typed("/v1/peers", items)?;
-    let mut table = Table::new(&["NAME", "ADDRESS", "STATE", "TOKEN", "FINGERPRINT"]);
+    let heads = [
+        "NAME",
+        "ADDRESS",
+        "STATE",
+        "RTT",
+        "FREE",
+        "TOKEN",
+        "FINGERPRINT",
+    ];
+    let mut table = Table::new(&heads);
     for peer in peers {
         let token = if peer.token { "kept" } else { "none" };
         let fingerprint = peer
             .fingerprint
             .unwrap_or_else(|| "none: no TLS".to_owned());
-        let state = if peer.drained { "drained" } else { "joined" };
+        let (reached, rtt, free) = match &peer.look {
+            Some(Look::Reached { rtt_usec, gpus, .. }) => {
+                let free = gpus.iter().map(|gpu| gpu.memory_free.human());
+                let free = free.collect::<Vec<_>>().join(" ");
+                (true, format!("{:.1}ms", *rtt_usec as f64 / 1e3), free)
+            }
+            Some(Look::Failed { reason }) => {
+                output::note(format!("{}: {reason}", peer.name));
+                (false, "-".into(), "-".into())
+            }
+            None => (true, "-".into(), "-".into()),
+        };
+        let state = match (peer.drained, reached) {
+            (true, _) => "drained",
+            (false, true) => "joined",
+            (false, false) => "unreachable",
+        };
         let row = [
             peer.name,
             peer.address,
             state.into(),
+            rtt,
+            free,
             token.into(),
             fingerprint,
         ];

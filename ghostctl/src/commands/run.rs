@@ -13,7 +13,7 @@ use crate::error::{Error, printable};
 use crate::notify;
 use crate::output;
 use crate::overflow::Elsewhere;
-use ghost_model::report::Container;
+use ghost_model::report::{Container, Placement};
 use ghost_model::value::Overflow;
 use ghost_model::{Key, Kind, Name, Problem};
 use nix::errno::Errno;
@@ -86,19 +86,35 @@ pub(super) fn run(client: &Client, runtime: &Runtime, args: Run) -> Result<u8, E
 
 /// The peer on which the program is to compute, if not here.
 async fn peer(client: &Client, args: &Run) -> Result<Option<String>, Error> {
-    if args.on.is_some() {
-        return Ok(args.on.clone());
-    }
-    let container: Container = client.read(Target::container(&args.name, "")).await?;
-    match container.spec.overflow() {
-        Overflow::Peer(_) if args.in_place => {
+    let rule = match &args.on {
+        Some(rule) => rule.clone(),
+        None => {
+            let container: Container = client.read(Target::container(&args.name, "")).await?;
+            container.spec.overflow()
+        }
+    };
+    match rule {
+        Overflow::Never => Ok(None),
+        Overflow::Auto if args.in_place => Ok(None),
+        Overflow::Peer(_) | Overflow::Always if args.in_place => {
             let detail = "--in-place computes on this host only: there is nobody left to take the \
                           ticket to the peer away";
             let problem = Problem::field(Kind::Unsupported, Key::Overflow, detail);
             Err(problem.of(&args.name).into())
         }
         Overflow::Peer(peer) => Ok(Some(peer)),
-        _ => Ok(None),
+        rule @ (Overflow::Auto | Overflow::Always) => {
+            let target = Target::container(&args.name, "/placement");
+            let target = target.with("overflow", &rule.to_string());
+            let Placement { on, why } = client.read(target).await?;
+            if let Some(why) = why {
+                let place = on
+                    .as_ref()
+                    .map_or("here".to_owned(), |peer| format!("on {peer}"));
+                output::note(format!("{} computes {place}: {why}", args.name));
+            }
+            Ok(on)
+        }
     }
 }
 

@@ -239,6 +239,55 @@ pub struct Peer {
     /// Whether it is drained: no program begins there.
     #[serde(default)]
     pub drained: bool,
+    /// What it says of itself, where it was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub look: Option<Look>,
+}
+
+/// What a peer was seen to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub enum Look {
+    /// It answered.
+    Reached {
+        /// Microseconds between a question and its answer.
+        rtt_usec: u64,
+        /// How many more processes it takes.
+        sessions: u32,
+        /// The GPUs that it shares.
+        gpus: Vec<PeerGpu>,
+    },
+    /// It did not.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A GPU of a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct PeerGpu {
+    /// Product name.
+    pub name: String,
+    /// Bytes of memory on the card.
+    pub memory_total: Bytes,
+    /// Bytes that programs of other hosts can get yet.
+    pub memory_free: Bytes,
+    /// Percent of its time that was used lately.
+    pub busy_percent: u8,
+}
+
+/// Where a program of a container would compute.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Placement {
+    /// The peer, by name or address; `None`: this host.
+    pub on: Option<String>,
+    /// Why there, where that was chosen by what is free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// A page of a list.

@@ -292,18 +292,7 @@ impl Value {
                 },
                 _ => return Err(ValueError::Latency(quoted())),
             }),
-            Key::Overflow => Value::Overflow(match text {
-                "never" => Overflow::Never,
-                "auto" => Overflow::Auto,
-                "always" => Overflow::Always,
-                peer => {
-                    let fine = |b: u8| b.is_ascii_alphanumeric() || b".-_:[]".contains(&b);
-                    if peer.is_empty() || peer.len() > 255 || !peer.bytes().all(fine) {
-                        return Err(ValueError::Overflow(quoted()));
-                    }
-                    Overflow::Peer(peer.to_owned())
-                }
-            }),
+            Key::Overflow => Value::Overflow(text.parse()?),
             Key::Devices => Value::Devices(match text {
                 "all" => Devices::All,
                 list => {
@@ -437,6 +426,33 @@ fn parse_budget(text: &str) -> Option<Budget> {
     Some(Budget { max, period }).filter(Budget::is_valid)
 }
 
+impl std::str::FromStr for Overflow {
+    type Err = ValueError;
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let fine = |b: u8| b.is_ascii_alphanumeric() || b".-_:[]".contains(&b);
+        match text {
+            "never" => Ok(Overflow::Never),
+            "auto" => Ok(Overflow::Auto),
+            "always" => Ok(Overflow::Always),
+            peer if !peer.is_empty() && peer.len() <= 255 && peer.bytes().all(fine) => {
+                Ok(Overflow::Peer(peer.to_owned()))
+            }
+            other => Err(ValueError::Overflow(sanitize(other))),
+        }
+    }
+}
+
+impl fmt::Display for Overflow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Overflow::Never => "never",
+            Overflow::Auto => "auto",
+            Overflow::Always => "always",
+            Overflow::Peer(peer) => peer,
+        })
+    }
+}
+
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -448,12 +464,7 @@ impl fmt::Display for Value {
             Value::Flag(on) => write!(f, "{}", u8::from(*on)),
             Value::Latency(Latency::None) => f.write_str("none"),
             Value::Latency(Latency::Target(us)) => write!(f, "target={us}"),
-            Value::Overflow(o) => f.write_str(match o {
-                Overflow::Never => "never",
-                Overflow::Auto => "auto",
-                Overflow::Always => "always",
-                Overflow::Peer(peer) => peer,
-            }),
+            Value::Overflow(o) => o.fmt(f),
             Value::Devices(Devices::All) => f.write_str("all"),
             Value::Devices(Devices::Only(ids)) => {
                 for (i, id) in ids.iter().enumerate() {

@@ -9,8 +9,7 @@ use crate::control::Observed;
 use crate::proc::Proc;
 use crate::store::SavedFile;
 use ghost_model::name::sanitize;
-use ghost_model::value::Overflow;
-use ghost_model::{Key, Kind, Name, Problem, Spec, Value};
+use ghost_model::{Key, Kind, Name, Problem, Spec};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -185,7 +184,6 @@ impl Draft<'_> {
         let owner = declaration.owner.unwrap_or(self.caller.uid);
         let mut entry = Entry::new(name.clone(), uid, owner);
         entry.over = self.spec(&name, &declaration.spec)?;
-        can_overflow(&Spec::default(), &entry.over).map_err(|p| p.of(&name))?;
         entry.labels = declaration.labels;
         self.check_cgroup(&entry)?;
         self.entries.insert(name, Arc::new(entry));
@@ -299,7 +297,6 @@ impl Draft<'_> {
             .ok_or_else(|| missing(name))?;
         let mut new = (*old).clone();
         how(&mut new)?;
-        can_overflow(&old.spec(), &new.spec()).map_err(|p| p.of(name))?;
         may_change(self.caller, &old, &new).map_err(|p| p.of(name))?;
         self.check_cgroup(&new)?;
         if new.is_asked_otherwise(&old) {
@@ -514,21 +511,6 @@ impl Entry {
             && (self.spec() != old.spec()
                 || self.all_labels() != old.all_labels()
                 || self.owner != old.owner)
-    }
-}
-
-/// Whether what is newly said of overflow is built.
-fn can_overflow(old: &Spec, new: &Spec) -> Result<(), Problem> {
-    let wanted = new.overflow();
-    match wanted {
-        Overflow::Auto | Overflow::Always if wanted != old.overflow() => {
-            let value = Value::Overflow(wanted);
-            let detail = format!(
-                "{value} is not built yet: name a peer, on which `ghostctl run` then computes"
-            );
-            Err(Problem::field(Kind::Unsupported, Key::Overflow, detail).hint("ghostctl peer list"))
-        }
-        _ => Ok(()),
     }
 }
 

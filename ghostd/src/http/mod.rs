@@ -125,6 +125,7 @@ fn routes() -> (Router<App>, Document) {
         .routes(routes!(peers::put, peers::remove))
         .routes(routes!(peers::drain))
         .routes(routes!(peers::join))
+        .routes(routes!(peers::placement))
         .routes(routes!(peers::ticket))
         .routes(routes!(node::gpus))
         .routes(routes!(node::gpu))

@@ -1,6 +1,6 @@
 //! The hosts whose GPUs containers of this one may use, and the tickets to them.
 
-use super::extract::{Body, Named};
+use super::extract::{Body, Named, Query};
 use super::problem::Reject;
 use super::{App, Items, Refusals};
 use crate::caller::Caller;
@@ -10,11 +10,12 @@ use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use ghost_model::report::Peer;
-use ghost_model::{Kind, Problem};
+use ghost_model::report::{Peer, Placement};
+use ghost_model::value::ValueError;
+use ghost_model::{Key, Kind, Problem};
 use serde::Deserialize;
 use serde_json::Value as Document;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 /// Where a process wants to go.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -24,11 +25,35 @@ pub(super) struct Wish {
     on: String,
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct LookQuery {
+    /// Ask each what it has free, which takes up to 2 s.
+    #[serde(default)]
+    look: bool,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct PlacementQuery {
+    /// As `gpu.overflow` has it, and instead of that.
+    overflow: Option<String>,
+}
+
 /// List the peers
-#[utoipa::path(get, path = "/v1/peers", tag = "node",
+#[utoipa::path(get, path = "/v1/peers", tag = "node", params(LookQuery),
     responses((status = 200, body = Items<Peer>), Refusals))]
-pub(super) async fn list(State(app): State<App>) -> Json<Items<Peer>> {
-    let items = app.overflow.peers.list();
+pub(super) async fn list(
+    State(app): State<App>,
+    Query(query): Query<LookQuery>,
+) -> Json<Items<Peer>> {
+    let items = if query.look {
+        app.overflow.peers().await
+    } else {
+        app.overflow.peers.list()
+    };
     Json(Items { items })
 }
 
@@ -117,4 +142,29 @@ pub(super) async fn ticket(
     let document = serde_json::to_value(&ticket);
     let document = document.map_err(|e| Problem::new(Kind::Unavailable, e.to_string()))?;
     Ok(Json(document))
+}
+
+/// Say where a program of the container would compute
+///
+/// `gpu.overflow` decides, and of `auto` and `always` what is free here and on the peers now.
+/// Nothing is kept for the program.
+#[utoipa::path(get, path = "/v1/containers/{name}/placement", tag = "containers",
+    params(("name" = String, Path, description = "Container; `/` as `%2F`"), PlacementQuery),
+    responses((status = 200, body = Placement), Refusals))]
+pub(super) async fn placement(
+    State(app): State<App>,
+    Named(name): Named,
+    Query(query): Query<PlacementQuery>,
+) -> Result<Json<Placement>, Reject> {
+    let catalog = app.core.catalog();
+    let entry = catalog.entries.get(&name).ok_or_else(|| missing(&name))?;
+    let rule = match query.overflow {
+        None => entry.spec().overflow(),
+        Some(text) => text
+            .parse()
+            .map_err(|why: ValueError| Problem::field(Kind::Invalid, Key::Overflow, why))?,
+    };
+    let now = app.observed();
+    let placement = app.overflow.place(rule, entry, &catalog, &now).await?;
+    Ok(Json(placement))
 }

@@ -1,10 +1,14 @@
 //! The door for other hosts: connections are accepted, say who they are within a deadline, and are
 //! given to their session. Who has not said it holds a place in a short queue and nothing else.
 
+use super::room;
 use super::secret::{Identity, Token};
 use super::session::{Connection, Sessions};
-use super::tenant::read_hello;
-use ghost_wire::hello::{self, Hello, MAX, Verdict};
+use super::tenant::{self, read_hello};
+use crate::control::Observed;
+use crate::core;
+use ghost_wire::hello::{self, Hello, MAX, Role, Room, Verdict};
+use serde::Serialize;
 use socket2::{SockRef, TcpKeepalive};
 use std::collections::VecDeque;
 use std::io;
@@ -27,6 +31,8 @@ pub(super) struct Door {
     pub(super) identity: Option<Identity>,
     pub(super) token: Option<Token>,
     pub(super) sessions: Sessions,
+    pub(super) core: core::Handle,
+    pub(super) observed: watch::Receiver<Arc<Observed>>,
 }
 
 /// Connections that have not said who they are, the oldest first.
@@ -123,6 +129,15 @@ impl Door {
     ) -> io::Result<()> {
         let known = read_hello(&bytes).and_then(|hello| self.knows(hello));
         let expected = match known {
+            Ok(hello) if hello.role == Role::Look => {
+                spoke();
+                let told = async {
+                    say(&mut stream, &Verdict::Welcome).await?;
+                    say(&mut stream, &self.room()).await?;
+                    stream.shutdown().await
+                };
+                return tokio::time::timeout(PATIENCE, told).await?;
+            }
             Ok(hello) => {
                 spoke();
                 self.sessions.expect(&hello).await.map(|()| hello)
@@ -146,6 +161,20 @@ impl Door {
             tokio::spawn(async move { sessions.serve(full).await });
         }
         Ok(())
+    }
+
+    /// What is free here for clients.
+    fn room(&self) -> Room {
+        let sessions = u32::try_from(self.sessions.left()).unwrap_or(u32::MAX);
+        let above = tenant::ABOVE.parse();
+        let gpus = above.map(|above| {
+            let all = room::of(&above, &self.core.catalog(), &self.observed.borrow());
+            all.into_iter().map(|(_, space)| space).collect()
+        });
+        Room {
+            gpus: gpus.unwrap_or_default(),
+            sessions,
+        }
     }
 
     fn knows(&self, hello: Hello) -> Result<Hello, String> {
@@ -182,8 +211,8 @@ async fn read<S: AsyncRead + Unpin>(stream: &mut S) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-async fn say<S: AsyncWrite + Unpin>(stream: &mut S, verdict: &Verdict) -> io::Result<()> {
-    let bytes = hello::to_bytes(verdict);
+async fn say<S: AsyncWrite + Unpin>(stream: &mut S, message: &impl Serialize) -> io::Result<()> {
+    let bytes = hello::to_bytes(message);
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     stream.write_all(&len.to_le_bytes()).await?;
     stream.write_all(&bytes).await?;

@@ -2,11 +2,15 @@
 //!
 //! Far side: a listener ([`door`]), whose clients become sessions ([`session`]) in containers of
 //! their own ([`lease`]), each with an executor. Near side: the hosts that this one may use
-//! ([`peers`]), and the counters of those who do ([`stats`]).
+//! ([`peers`]), what they have free ([`look`]) and which of them a program goes to ([`place`]), and
+//! the counters of those who do ([`stats`]).
 
 mod door;
 mod lease;
+mod look;
 pub mod peers;
+mod place;
+mod room;
 mod secret;
 mod session;
 pub mod stats;
@@ -15,14 +19,18 @@ pub mod tenant;
 pub use secret::SecretError;
 
 use crate::config::Config;
-use crate::core::{self, Entry};
+use crate::control::Observed;
+use crate::core::{self, Catalog, Entry};
 use crate::view::Elsewhere;
 use door::Door;
-use ghost_model::report::Listener;
+use ghost_model::Problem;
+use ghost_model::report::{Listener, Peer, Placement};
 use ghost_model::value::Overflow as Wanted;
 use lease::Leases;
+use look::Lookout;
 use nix::unistd::Uid;
 use peers::Peers;
+use place::Need;
 use secret::Token;
 use session::{Sessions, Start};
 use stats::Stats;
@@ -74,6 +82,7 @@ pub struct Overflow {
     pub peers: Arc<Peers>,
     /// What those count who use them.
     pub stats: Arc<Stats>,
+    lookout: Arc<Lookout>,
     far: Option<Arc<Far>>,
 }
 
@@ -97,6 +106,7 @@ impl Overflow {
     pub fn start(
         config: &Config,
         core: &core::Handle,
+        observed: &watch::Receiver<Arc<Observed>>,
         stopping: watch::Receiver<bool>,
     ) -> Result<(Overflow, Tasks), OverflowError> {
         let secrets = config.state_dir.join(DIRECTORY);
@@ -108,6 +118,7 @@ impl Overflow {
         let mut overflow = Overflow {
             peers: Arc::new(Peers::open(&secrets.join("peers.json"))?),
             stats: Arc::new(stats),
+            lookout: Arc::default(),
             far: None,
         };
         let mut tasks = JoinSet::new();
@@ -169,12 +180,60 @@ impl Overflow {
                 identity,
                 token: token.transpose()?,
                 sessions,
+                core: core.clone(),
+                observed: observed.clone(),
             };
             tracing::info!(%listen, tls = far.tls, "work of other hosts is taken");
             tasks.spawn(door::serve(listener, door, stopping));
             tasks.spawn(leases.sweep());
         }
         Ok((overflow, Tasks(tasks)))
+    }
+
+    /// The peers, each with what it says of itself.
+    pub async fn peers(&self) -> Vec<Peer> {
+        let looks = self.lookout.look(self.peers.ways()).await;
+        let mut all = self.peers.list();
+        for peer in &mut all {
+            peer.look = looks.get(&peer.name).cloned();
+        }
+        all
+    }
+
+    /// Where a program of a container computes by a rule, of what is free now.
+    ///
+    /// # Errors
+    /// It must go to a peer, and none takes it.
+    pub async fn place(
+        &self,
+        rule: Wanted,
+        entry: &Entry,
+        catalog: &Catalog,
+        now: &Observed,
+    ) -> Result<Placement, Problem> {
+        let always = match rule {
+            Wanted::Never => return Ok(Placement::default()),
+            Wanted::Peer(peer) => {
+                return Ok(Placement {
+                    on: Some(peer),
+                    why: None,
+                });
+            }
+            Wanted::Auto => false,
+            Wanted::Always => true,
+        };
+        let need = Need::of(entry, catalog, now);
+        if need.fits && !always {
+            return Ok(Placement::default());
+        }
+        let looks = self.lookout.look(self.peers.ways()).await;
+        let drained = self.peers.list().into_iter().filter(|peer| peer.drained);
+        let drained = drained.map(|peer| peer.name).collect();
+        if always {
+            place::always(&need, &looks, &drained).map_err(|p| p.of(&entry.name))
+        } else {
+            Ok(place::auto(&need, &looks, &drained))
+        }
     }
 
     /// What is known of a container's work on a peer, of what was `seen`.
@@ -189,6 +248,10 @@ impl Overflow {
                     "gpu.overflow: {peer} is no peer here: `ghostctl peer add {peer} HOST:PORT`"
                 )),
             },
+            Wanted::Always if self.peers.list().is_empty() => Some(
+                "gpu.overflow: always, and there is no peer: `ghostctl peer add NAME HOST:PORT`"
+                    .to_owned(),
+            ),
             _ => None,
         };
         Elsewhere {

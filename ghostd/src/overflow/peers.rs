@@ -6,7 +6,7 @@ use crate::core::Entry;
 use ghost_model::name::{MAX_COMPONENT, sanitize};
 use ghost_model::report::Peer;
 use ghost_model::{Key, Kind, Problem, Value};
-use ghost_wire::hello::{Inject, Ticket};
+use ghost_wire::hello::Ticket;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
@@ -46,6 +46,18 @@ struct Saved {
     /// Whether nothing new goes there.
     #[serde(default)]
     drained: bool,
+}
+
+impl Saved {
+    /// A ticket for nobody yet.
+    fn way(&self) -> Ticket {
+        Ticket {
+            address: self.address.clone(),
+            token: self.token.clone(),
+            fingerprint: self.fingerprint.clone(),
+            ..Ticket::default()
+        }
+    }
 }
 
 /// A peer as it is added.
@@ -115,8 +127,16 @@ impl Peers {
             fingerprint: (!saved.fingerprint.is_empty()).then(|| saved.fingerprint.clone()),
             token: !saved.token.is_empty(),
             drained: saved.drained,
+            look: None,
         };
         all.iter().map(show).collect()
+    }
+
+    /// What lets this host ask each of them, by name.
+    pub(super) fn ways(&self) -> Vec<(String, Ticket)> {
+        let all = self.lock();
+        let way = |(name, saved): (&String, &Saved)| (name.clone(), saved.way());
+        all.iter().map(way).collect()
     }
 
     /// Whether the peer of this name is drained, if there is one.
@@ -239,14 +259,10 @@ impl Peers {
             said.then(|| (key.to_string(), value.to_string()))
         };
         Ok(Ticket {
-            address: peer.address,
-            token: peer.token,
-            fingerprint: peer.fingerprint,
             container: entry.name.to_string(),
             limits: tenant::KEYS.iter().filter_map(limit).collect(),
             stats: Some(stats.display().to_string()),
-            inject: Inject::default(),
-            wait_always: false,
+            ..peer.way()
         })
     }
 }
