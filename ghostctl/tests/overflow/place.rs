@@ -76,7 +76,7 @@ fn always_goes_to_a_peer_or_nowhere() {
     near.says(0, &["create", "job"]);
     computes(&near, &["job"], "here", "");
     computes(&near, &["--on", "auto", "job"], "here", "");
-    let why = "job computes on big: gpu.overflow is always";
+    let why = "job computes on big: it is the best of the peers now";
     computes(&near, &["--on", "always", "job"], &there, why);
     near.says(0, &["limit", "job", "gpu.overflow=always"]);
     computes(&near, &["job"], &there, why);

@@ -89,7 +89,7 @@ pub(super) fn always(
     match best(peers, drained, need.there, false) {
         Ok(peer) => Ok(Placement {
             on: Some(peer.to_owned()),
-            why: Some("gpu.overflow is always".to_owned()),
+            why: Some("it is the best of the peers now".to_owned()),
         }),
         Err(others) => {
             let detail = format!("always, and no peer takes it: {}", listed(&others));
