@@ -6,7 +6,7 @@ use ghost_model::Bytes;
 use ghost_model::name::sanitize;
 use ghost_model::report::{Look, PeerGpu};
 use ghost_wire::hello::{Room, Ticket};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,15 +47,31 @@ impl std::fmt::Debug for Last {
 }
 
 impl Lookout {
-    /// What those have to whom these are the ways.
-    pub(super) async fn look(&self, ways: Vec<(String, Ticket)>) -> Looks {
+    /// What those have to whom these are the ways. Peers are asked to the end, also for a caller
+    /// that goes away: who comes and goes must not have them asked each time.
+    pub(super) async fn look(self: &Arc<Self>, ways: Vec<(String, Ticket)>) -> Looks {
+        let this = self.clone();
+        let looks = tokio::spawn(async move { this.ask_all(ways).await });
+        looks.await.unwrap_or_default()
+    }
+
+    async fn ask_all(&self, ways: Vec<(String, Ticket)>) -> Looks {
         let mut last = self.last.lock().await;
         if last.ways == ways && last.at.is_some_and(|at| at.elapsed() < HOLDS) {
             return last.looks.clone();
         }
         let mut out = std::mem::take(&mut last.out);
-        // Of those that have an answer by now, it is too old.
-        out.retain(|_, answer| answer.is_empty() && !answer.is_terminated());
+        // An answer that is there by now is too old, and one of another address is none.
+        let same = |way: &(String, Ticket)| ways.contains(way);
+        let asked_so: BTreeSet<&String> = last
+            .ways
+            .iter()
+            .filter(|way| same(way))
+            .map(|(name, _)| name)
+            .collect();
+        out.retain(|name, answer| {
+            asked_so.contains(name) && answer.is_empty() && !answer.is_terminated()
+        });
         let asked: Vec<(String, Answer)> = ways
             .iter()
             .map(|(name, way)| {
@@ -121,5 +137,32 @@ fn seen(answer: Result<(Room, Duration), ConnectError>) -> Look {
 fn failed(reason: impl AsRef<str>) -> Look {
     Look::Failed {
         reason: sanitize(reason.as_ref()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[tokio::test]
+    async fn who_comes_and_goes_has_a_peer_asked_once() {
+        let mute = TcpListener::bind("127.0.0.1:0").unwrap();
+        let way = Ticket {
+            address: mute.local_addr().unwrap().to_string(),
+            ..Ticket::default()
+        };
+        let ways = vec![("mute".to_owned(), way)];
+        let lookout = Arc::new(Lookout::default());
+        for _ in 0..5 {
+            let gone = lookout.look(ways.clone());
+            let gone = tokio::time::timeout(Duration::from_millis(20), gone).await;
+            assert!(gone.is_err(), "it is mute");
+        }
+        let looks = lookout.look(ways).await;
+        assert!(matches!(looks["mute"], Look::Failed { .. }), "{looks:?}");
+        mute.set_nonblocking(true).unwrap();
+        let asked = std::iter::from_fn(|| mute.accept().ok()).count();
+        assert_eq!(asked, 1);
     }
 }
